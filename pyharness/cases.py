@@ -1,0 +1,528 @@
+"""Named problems: real models, the peers' suites, edges, and the drawing of all of them.
+
+Inputs are drawn so that a wrong index cannot pass: every array differs at every index, everything that must not be read
+(gaps between rows and slots, slots that nothing names, slots of fresh sequences) holds NaN, and pools are larger than
+what a call uses. No index of a shape is fitted to a kernel's.
+"""
+
+from __future__ import annotations
+
+import math
+import mmap
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pyharness.binding import sparse_memory
+from pyharness.problem import DTYPES, ScanProblem
+
+Array = NDArray[Any]
+Generator = np.random.Generator
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What a draw needs to know of sizes: tokens of each sequence, and the geometry."""
+
+    lengths: tuple[int, ...]
+    heads: int
+    head_dim: int
+    d_state: int
+    groups: int = 1
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of all sequences."""
+        return sum(self.lengths)
+
+
+@dataclass(frozen=True)
+class Options:
+    """What a draw may vary besides sizes; the defaults are the plainest problem with a state.
+
+    Attributes:
+        io, state: short dtype names; state None has no pool.
+        dt_f32: dt is stored as f32 though io is 16-bit.
+        per_column_a: A for each column (Mamba-1).
+        D, dt_bias, z, softplus: which parts of the formula are on.
+        dt_limit: clamp of dt.
+        spread: "peer" is the peers' usual draw, "ggml" uniform in -1..1 with A of either sign.
+        tail: tokens past the last offset.
+        packed: x, z, B, C (and dt where it is of io) are views of one row of one buffer.
+        gap, shift: elements between token rows, and before the first: both move alignment.
+        spare, slot_gap: slots beyond those that are used, and elements between slots.
+        fresh: "none", "all" or "mixed".
+        slots: "default" leaves slots out, "in place" reads and writes a shuffled list, "moved" writes other slots.
+        discard, padding: every how many sequences one discards its state, or is padding; 0 is never.
+        checkpoints: every how many tokens one is checkpointed; 0 is never.
+        order, key: draw a sequence_order, a rounding_key.
+    """
+
+    io: str = "f32"
+    state: str | None = "f32"
+    dt_f32: bool = False
+    per_column_a: bool = False
+    D: bool = True
+    dt_bias: bool = True
+    z: bool = False
+    softplus: bool = True
+    dt_limit: tuple[float, float] | None = None
+    spread: str = "peer"
+    tail: int = 0
+    packed: bool = False
+    gap: int = 0
+    shift: int = 0
+    spare: int = 2
+    slot_gap: int = 0
+    fresh: str = "none"
+    slots: str = "in place"
+    discard: int = 0
+    padding: int = 0
+    checkpoints: int = 0
+    order: bool = False
+    key: bool = False
+
+
+def draw(seed: int, shape: Shape, options: Options | None = None) -> ScanProblem:
+    """A problem of a shape; the same seed gives the same problem."""
+    o = options if options is not None else Options()
+    rng = np.random.default_rng(seed)
+    tokens = shape.tokens + o.tail
+    per_head, per_group = (shape.heads, shape.head_dim), (shape.groups, shape.d_state)
+    wide: dict[str, tuple[int, ...]] = {"x": per_head, "B": per_group, "C": per_group}
+    if o.z:
+        wide["z"] = per_head
+    dt_io = o.io != "f32" and not o.dt_f32
+    if dt_io:
+        wide["dt"] = (shape.heads,)
+    rows: dict[str, Any] = _packed_rows(rng, tokens, wide, o) if o.packed else _separate_rows(rng, tokens, wide, o)
+    if not dt_io:
+        rows |= _separate_rows(rng, tokens, {"dt": (shape.heads,)}, replace(o, io="f32"))
+    per_a = (shape.heads, shape.d_state) if o.per_column_a else (shape.heads,)
+    if o.spread == "ggml":
+        A, bias = rng.uniform(-1, 1, per_a), rng.uniform(-1, 1, shape.heads)
+    else:
+        A, bias = -rng.uniform(0, 1, per_a) - 1, rng.uniform(0, 1, shape.heads) - 4
+    sequences = len(shape.lengths)
+    offsets = np.concatenate(([0], np.cumsum(shape.lengths))).astype(np.int32)
+    return ScanProblem(
+        **rows,
+        A=A.astype(np.float32),
+        D=_values(rng, (shape.heads,), o.spread).astype(np.float32) if o.D else None,
+        dt_bias=bias.astype(np.float32) if o.dt_bias else None,
+        dt_softplus=o.softplus,
+        dt_limit=o.dt_limit,
+        cu_seqlens=None if sequences == 1 and not o.tail else offsets,
+        sequence_order=rng.permutation(sequences).astype(np.int32) if o.order else None,
+        rounding_key=rng.integers(0, 2**63, 2, dtype=np.uint64) if o.key else None,
+        **_pool(rng, shape, o),
+    )
+
+
+def _values(rng: Generator, shape: tuple[int, ...], spread: str) -> NDArray[np.float64]:
+    return rng.uniform(-1, 1, shape) if spread == "ggml" else rng.standard_normal(shape)
+
+
+def _nan(count: int, dtype: str) -> Array:
+    """Memory of NaN (of -1 for i8) whose base is a multiple of 64 bytes."""
+    item = DTYPES[dtype].itemsize
+    raw = np.full(count * item + 64, 0xFF, np.uint8)
+    start = -raw.ctypes.data % 64
+    return raw[start : start + count * item].view(DTYPES[dtype])
+
+
+def _rows_of(memory: Array, shift: int, rows: int, stride: int, inner: tuple[int, ...]) -> Array:
+    """The view [rows, *inner] that starts `shift` elements into flat memory, rows `stride` elements apart."""
+    item = memory.itemsize
+    steps = [item * math.prod(inner[axis + 1 :]) for axis in range(len(inner))]
+    return np.lib.stride_tricks.as_strided(memory[shift:], (rows, *inner), (stride * item, *steps))
+
+
+def _separate_rows(rng: Generator, tokens: int, wide: dict[str, tuple[int, ...]], o: Options) -> dict[str, Array]:
+    views = {}
+    for name, inner in wide.items():
+        stride = math.prod(inner) + o.gap
+        views[name] = _rows_of(_nan(tokens * stride + o.shift + 1, o.io), o.shift, tokens, stride, inner)
+        views[name][...] = _values(rng, (tokens, *inner), o.spread).astype(DTYPES[o.io])
+    return views
+
+
+def _packed_rows(rng: Generator, tokens: int, wide: dict[str, tuple[int, ...]], o: Options) -> dict[str, Array]:
+    stride = sum(math.prod(inner) for inner in wide.values()) + o.gap
+    memory = _nan(tokens * stride + o.shift + 1, o.io)
+    views = {}
+    start = o.shift
+    for name, inner in wide.items():
+        views[name] = _rows_of(memory, start, tokens, stride, inner)
+        views[name][...] = _values(rng, (tokens, *inner), o.spread).astype(DTYPES[o.io])
+        start += math.prod(inner)
+    return views
+
+
+def _pool(rng: Generator, shape: Shape, o: Options) -> dict[str, Any]:
+    """State, slots, resume and checkpoints."""
+    if o.state is None:
+        return {}
+    sequences = len(shape.lengths)
+    padding = np.array([o.padding > 0 and s % o.padding == o.padding - 1 for s in range(sequences)], np.bool_)
+    fresh = {"none": np.zeros(sequences), "all": np.ones(sequences)}.get(o.fresh, rng.integers(0, 2, sequences)) != 0
+    marked = np.zeros(shape.tokens, np.bool_)
+    if o.checkpoints:
+        marked[o.checkpoints - 1 :: o.checkpoints] = True
+        marked &= ~np.repeat(padding, shape.lengths)
+    slots = 2 * sequences + int(marked.sum()) + o.spare
+    inner = (shape.heads, shape.head_dim, shape.d_state)
+    stride = math.prod(inner) + o.slot_gap
+    state = _rows_of(_nan(slots * stride + o.shift, o.state), o.shift, slots, stride, inner)
+    names = np.arange(slots) if o.slots == "default" else rng.permutation(slots)
+    read, moved = names[:sequences].astype(np.int32), names[sequences : 2 * sequences].astype(np.int32)
+    write = moved if o.slots == "moved" else read.copy()
+    if o.discard:
+        write[o.discard - 1 :: o.discard] = -1
+    scale = None
+    if o.state == "i8":
+        scale = np.full((slots, shape.heads, shape.head_dim), np.nan, np.float32)
+    for slot in read[~fresh & ~padding]:
+        if scale is None:
+            state[slot] = _values(rng, inner, o.spread).astype(state.dtype)
+        else:
+            state[slot] = rng.integers(-127, 128, inner)
+            scale[slot] = rng.uniform(0.01, 0.03, inner[:2])
+    explicit = read.copy()
+    explicit[padding] = -1
+    pool: dict[str, Any] = {"state": state, "state_scale": scale}
+    if o.slots != "default" or o.padding:
+        pool["read_slots"] = explicit
+    if o.slots == "moved" or o.discard:
+        pool["write_slots"] = write
+    if o.fresh != "none":
+        pool["resume"] = (~fresh).astype(np.uint8)
+    if o.checkpoints:
+        checkpoints = np.full(shape.tokens + o.tail, -1, np.int32)
+        checkpoints[: shape.tokens][marked] = names[2 * sequences : 2 * sequences + int(marked.sum())]
+        pool["checkpoint_slots"] = checkpoints
+    return pool
+
+
+@dataclass(frozen=True)
+class Tolerance:
+    """A peer's own tolerance: |out - oracle| <= atol + rtol |oracle|, or a normalised mean square error."""
+
+    rtol: float = 0.0
+    atol: float = 0.0
+    nmse: float = 0.0
+
+
+@dataclass(frozen=True)
+class Case:
+    """A named problem, built when asked for."""
+
+    name: str
+    build: Callable[[], ScanProblem]
+    tolerance: Tolerance | None = None
+
+
+@dataclass(frozen=True)
+class Model:
+    """The scan geometry of a published model; head_dim 1 is Mamba-1, whose channels are heads."""
+
+    name: str
+    heads: int
+    head_dim: int
+    d_state: int
+    groups: int
+
+    @property
+    def mamba1(self) -> bool:
+        """Whether A has a value for each column."""
+        return self.head_dim == 1
+
+
+MODELS = (
+    Model("Nemotron 3 Nano 30B-A3B", 64, 64, 128, 8),
+    Model("Nemotron 3 Super 120B-A12B, one of 8 ranks", 16, 64, 128, 1),
+    Model("Nemotron-H 8B", 128, 64, 128, 8),
+    Model("Nemotron-H 47B", 256, 64, 256, 8),
+    Model("Nemotron-H 56B", 256, 64, 256, 8),
+    Model("Nemotron Nano 9B v2", 128, 80, 128, 8),
+    Model("Granite 4.0 h-micro", 64, 64, 128, 1),
+    Model("Granite 4.0 h-tiny / h-1b", 48, 64, 128, 1),
+    Model("Granite 4.0 h-350m", 48, 32, 128, 1),
+    Model("Granite 4.0 h-small", 128, 64, 128, 1),
+    Model("Codestral Mamba 7B", 128, 64, 128, 8),
+    Model("Bamba 9B", 128, 64, 128, 1),
+    Model("mamba2-130m", 24, 64, 128, 1),
+    Model("mamba2-2.7b", 80, 64, 128, 1),
+    Model("Falcon-H1 tiny 90M", 24, 32, 64, 1),
+    Model("Falcon-H1 0.5B", 24, 64, 128, 1),
+    Model("Falcon-H1 1.5B", 48, 64, 256, 1),
+    Model("Falcon-H1 7B", 24, 128, 256, 1),
+    Model("Falcon-H1 34B", 32, 128, 256, 2),
+    Model("Zamba2 1.2B", 64, 64, 128, 1),
+    Model("Plamo 2 8B", 64, 128, 64, 1),
+    Model("Falcon-Mamba 7B", 8192, 1, 16, 1),
+    Model("mamba-370m", 2048, 1, 16, 1),
+    Model("mamba-2.8b", 5120, 1, 16, 1),
+    Model("Jamba v0.1", 8192, 1, 16, 1),
+)
+
+#: Heads that a group keeps, and channels that a Mamba-1 problem keeps, in reduced form.
+_REDUCED_RATIO = 2
+_REDUCED_CHANNELS = 37
+_REDUCED_BATCH = 3
+
+
+def reduced(shape: Shape) -> Shape:
+    """A shape with fewer heads and sequences; d_state, head_dim, groups and the lengths that remain are kept."""
+    ratio = _REDUCED_CHANNELS if shape.head_dim == 1 else _REDUCED_RATIO
+    heads = shape.groups * min(ratio, shape.heads // shape.groups)
+    return replace(shape, lengths=shape.lengths[:_REDUCED_BATCH], heads=heads)
+
+
+def model_cases(
+    lengths: Sequence[int], *, reduce: bool = False, io: str = "bf16", state: str = "f32"
+) -> Iterator[Case]:
+    """Every real model once, with sequences of the given lengths, half of them fresh."""
+    for model in MODELS:
+        shape = Shape(tuple(lengths), model.heads, model.head_dim, model.d_state, model.groups)
+        options = Options(
+            io=io, state=state, dt_f32=True, per_column_a=model.mamba1, z=model.mamba1, fresh="mixed", packed=True
+        )
+        yield _case(f"{model.name} {io} {state}", shape, options, None, reduce)
+
+
+def _case(name: str, shape: Shape, options: Options, tolerance: Tolerance | None, reduce: bool) -> Case:
+    used = reduced(shape) if reduce else shape
+    return Case(name, lambda: draw(_seed(name), used, options), tolerance)
+
+
+def _seed(name: str) -> int:
+    """A number that depends on the name alone, the same in every run."""
+    return zlib.crc32(name.encode())
+
+
+def peer_cases(*, reduce: bool = False) -> Iterator[Case]:
+    """The peers' own suites, as far as f32 arithmetic takes them; `reduce` cuts heads and batch only."""
+    for suite in (_ggml, _state_update, _state_update_slots, _selective_scan, _flashinfer, _ssd, _varlen):
+        for name, shape, options, tolerance in suite():
+            yield _case(name, shape, options, tolerance, reduce)
+
+
+_Drawn = Iterator[tuple[str, Shape, Options, Tolerance]]
+
+
+def _ggml() -> _Drawn:
+    limit = Tolerance(nmse=1e-7)
+    ggml = Options(spread="ggml", D=False, dt_bias=False)
+    mamba1 = replace(ggml, per_column_a=True)
+    yield "ggml ssm_scan mamba1 n16", Shape((32,) * 4, 1024, 1, 16), mamba1, limit
+    yield "ggml ssm_scan n128", Shape((32,) * 4, 16, 64, 128, 2), ggml, limit
+    yield "ggml ssm_scan n256", Shape((32,) * 4, 8, 64, 256, 2), ggml, limit
+    yield "ggml ssm_scan n128 overlapping", Shape((16,) * 2, 4, 128, 128, 4), replace(ggml, packed=True), limit
+    yield "ggml ssm_scan n128 long", Shape((512,) * 2, 16, 64, 128, 2), replace(ggml, spread="peer"), limit
+
+
+def _state_update() -> _Drawn:
+    """selective_state_update of mamba-ssm: one token, Mamba-1 channels, then heads in groups."""
+    tolerances = {"f32": Tolerance(3e-4, 1e-3), "f16": Tolerance(5e-3, 1e-2), "bf16": Tolerance(1e-2, 5e-2)}
+    grouped = {"f16": Tolerance(5e-3, 3e-2), "bf16": Tolerance(1e-2, 1e-1)}
+    for n in (16, 32, 64):
+        for io, tolerance in tolerances.items():
+            for channels in (2048, 2064, 4096):
+                for z in (False, True):
+                    name = f"mamba-ssm state_update n{n} {io} channels {channels} {'gated' if z else 'plain'}"
+                    options = Options(io=io, state=io, per_column_a=True, z=z, slots="default")
+                    yield name, Shape((1, 1), channels, 1, n), options, tolerance
+        for io, tolerance in grouped.items():
+            for groups in (1, 2, 4):
+                name = f"mamba-ssm state_update n{n} {io} heads 32 groups {groups}"
+                yield name, Shape((1, 1), 32, 64, n, groups), Options(io=io, state=io, slots="default"), tolerance
+
+
+def _state_update_slots() -> _Drawn:
+    """selective_state_update over a pool: mamba-ssm's 16 of 160 slots, vLLM's padding, variable lengths and drafts."""
+    for n in (16, 64):
+        bf16 = Options(io="bf16", state="bf16")
+        name = f"mamba-ssm state_update n{n} 16 of 160 slots"
+        yield name, Shape((1,) * 16, 64, 64, n), replace(bf16, spare=128), Tolerance(6e-2, 6e-2)
+        padded = replace(bf16, padding=2, spare=14)
+        yield f"vllm state_update n{n} padded", Shape((1,) * 8, 64, 64, n), padded, Tolerance(1e-1, 1e-1)
+        varlen = Tolerance(5e-2, 1.5e-1)
+        yield f"vllm state_update n{n} varlen", Shape((3, 1, 4, 2), 64, 64, n), bf16, varlen
+        drafts = replace(bf16, checkpoints=1, slots="moved")
+        yield f"vllm state_update n{n} accepted 0 and max", Shape((0, 4, 4), 64, 64, n), drafts, varlen
+
+
+def _selective_scan() -> _Drawn:
+    tolerances = {"f32": Tolerance(6e-4, 2e-3), "f16": Tolerance(3e-3, 5e-3), "bf16": Tolerance(3e-2, 5e-2)}
+    for tokens in (8, 16, 32, 64, 128, 256, 372, 512, 784, 1024, 1134, 2048, 4096):
+        for io, tolerance in tolerances.items():
+            options = Options(io=io, state="f32", per_column_a=True, z=True, fresh="all")
+            yield f"mamba-ssm selective_scan n8 {io} tokens {tokens}", Shape((tokens,) * 2, 4, 1, 8), options, tolerance
+
+
+def _flashinfer() -> _Drawn:
+    tolerance = Tolerance(1e-2, 1e-3)
+    for n in (64, 96, 128, 256):
+        for heads, head_dim, groups in ((8, 64, 1), (8, 128, 2), (8, 64, 4), (64, 64, 8), (64, 64, 16), (64, 128, 64)):
+            slot = heads * head_dim * n
+            for batch, tokens in ((1, 1), (64, 1), (2, 2), (2, 4), (2, 8)):
+                name = (
+                    f"flashinfer state_update n{n} p{head_dim} groups {groups} of {heads} batch {batch} tokens {tokens}"
+                )
+                shape = Shape((tokens,) * batch, heads, head_dim, n, groups)
+                yield name, shape, Options(io="bf16", state="bf16", slot_gap=slot), tolerance
+
+
+def _ssd() -> _Drawn:
+    flash = Tolerance(7e-2, 7e-2)
+    fresh = Options(io="bf16", fresh="all")
+    lengths: tuple[int, ...]
+    for lengths in ((128, 256, 128), (80, 176)):
+        yield f"flashinfer ssd lengths {lengths}", Shape(lengths, 8, 64, 128, 8), fresh, flash
+    vllm = Tolerance(1e-3, 1e-3)
+    plain = Options(fresh="all", D=False)
+    for heads in (3, 4, 11, 16, 32):
+        for width in (5, 8, 19, 32, 128):
+            for tokens in (119, 128):
+                # vLLM gives every head its own B and C, as wide as the head.
+                shape = Shape((tokens,), heads, width, width, heads)
+                yield f"vllm ssd heads {heads} p{width} n{width} tokens {tokens}", shape, plain, vllm
+    resumed = Options(fresh="mixed", D=False)
+    for lengths in (
+        (64, 32) * 2,
+        (32, 32) * 3,
+        (8, 8) * 3,
+        (4, 4) * 4,
+        (64, 32, 16, 8, 8),
+        (11, 4),
+        (13, 23),
+        (19, 22),
+    ):
+        yield f"vllm ssd lengths {lengths}", Shape(lengths, 4, 8, 8, 4), resumed, vllm
+    for lengths in ((21, 15), (5, 1, 1, 1), (5, 30, 1, 2)):
+        yield f"vllm ssd lengths {lengths}", Shape(lengths, 4, 8, 8, 4), resumed, vllm
+
+
+def _varlen() -> _Drawn:
+    rng = np.random.default_rng(300)
+    lengths = tuple(int(n) for n in rng.integers(1, 200, 300))
+    for groups in (1, 2, 8, 64):
+        yield f"mamba-ssm varlen groups {groups}", Shape(lengths, 64, 64, 32, groups), Options(), Tolerance(1e-2, 3e-3)
+
+
+def edge_cases(d_state: int = 16, *, chunk: int = 8) -> Iterator[Case]:
+    """Faults that users met elsewhere, and the edges of what is legal; small enough for the emulator.
+
+    Args:
+        d_state: columns, for kernels that are specialised on them.
+        chunk: tokens that the kernel stages at a time: boundaries and lengths are put around it.
+    """
+    n = d_state
+
+    def case(name: str, shape: Shape, **options: Any) -> Case:
+        return Case(name, lambda: draw(_seed(name), shape, Options(**options)))
+
+    for first in range(1, chunk + 1):
+        yield case(f"boundary after {first} tokens", Shape((first, chunk), 2, 3, n), fresh="mixed")
+    for tokens in (0, 1, chunk - 1, chunk, chunk + 1, 2 * chunk, 2 * chunk + 1):
+        yield case(f"length {tokens}", Shape((tokens,), 2, 3, n))
+    yield case("empty sequences", Shape((0, 3, 0, 0, 2, 0), 2, 3, n), fresh="mixed", slots="moved")
+    yield case("no sequence, only a tail", Shape((), 2, 3, n), tail=3)
+    yield case("tail past the last offset", Shape((3, 2), 2, 3, n), tail=4)
+    yield case("tail without a state", Shape((3, 2), 2, 3, n), tail=4, state=None)
+    yield case("no state", Shape((3, 0, 5), 2, 3, n), state=None)
+    yield case("groups", Shape((5, 4), 6, 2, n, 3))
+    yield case("padding keeps slot 0", Shape((2, 3, 1, 4), 2, 3, n), padding=2, slots="moved")
+    yield case("discarded states", Shape((2, 3, 1, 4), 2, 3, n), discard=2)
+    yield case("fresh over NaN", Shape((2, 3, 1), 2, 3, n), fresh="all")
+    yield case("checkpoint after every token", Shape((4, 0, 5), 2, 3, n), checkpoints=1, slots="moved", fresh="mixed")
+    yield case("sequence order", Shape((4, 1, 5, 2), 2, 3, n), order=True)
+    yield case("every option", Shape((4, 1, 5), 4, 5, n, 2), z=True, dt_limit=(0.01, 0.1), tail=1, checkpoints=3)
+    yield case("no option", Shape((4, 1, 5), 2, 5, n), D=False, dt_bias=False, softplus=False, dt_limit=(0.0, 0.5))
+    yield case("positive A", Shape((6, 9), 2, 3, n), spread="ggml")
+    yield case("A for each column", Shape((6, 9), 37, 1, n), per_column_a=True, z=True)
+    yield case("odd base and strides", Shape((6, 9), 2, 5, n), shift=1, gap=3, slot_gap=5, z=True)
+    yield case("one packed row", Shape((6, 9), 2, 4, n), packed=True, gap=4, z=True)
+    for head_dim in (1, 5, 19, 80, 96):
+        yield case(f"head_dim {head_dim}", Shape((3, 2), 2, head_dim, n), fresh="mixed", z=True)
+    for low in (False, True):
+        name = "strong decay" + (" of 16 bits" if low else "")
+        yield Case(name, lambda low=low: strong_decay(n, "bf16" if low else "f32"))  # type: ignore[misc]
+    yield Case("shared read slot", lambda: shared_read_slot(n))
+
+
+def strong_decay(d_state: int, io: str = "f32") -> ScanProblem:
+    """A = -1e4 with dt = 20 among small steps: every exponent is hugely negative, nothing may become Inf or NaN."""
+    problem = draw(7, Shape((40, 25), 2, 3, d_state), Options(io=io, dt_bias=False))
+    mixed = np.where(np.random.default_rng(8).uniform(size=problem.dt.shape) < 0.1, 20.0, -9.0)
+    return replace(problem, dt=mixed.astype(problem.dt.dtype), A=np.full(problem.heads, -1e4, np.float32))
+
+
+def shared_read_slot(d_state: int) -> ScanProblem:
+    """Three sequences that start from one slot and end in three others."""
+    problem = draw(9, Shape((3, 4, 0), 2, 3, d_state), Options(slots="moved"))
+    assert problem.read_slots is not None
+    return replace(problem, read_slots=np.full(3, problem.read_slots[0], np.int32))
+
+
+def tiny_steps(d_state: int) -> ScanProblem:
+    """One token a sequence, dt from -80 to 20 through softplus: y is softplus(dt), as x, B, C are 1 in one column."""
+    dt = np.linspace(-80.0, 20.0, 101, dtype=np.float32)[:, None]
+    one = np.zeros((101, 1, d_state), np.float32)
+    one[..., -1] = 1.0
+    return ScanProblem(
+        np.ones((101, 1, 1), np.float32),
+        dt,
+        np.full(1, -1.0, np.float32),
+        one,
+        one.copy(),
+        cu_seqlens=np.arange(102, dtype=np.int32),
+    )
+
+
+def many_sequences(d_state: int, sequences: int = 70_000) -> ScanProblem:
+    """More sequences than grid.y or grid.z can count, of one token each."""
+    return draw(10, Shape((1,) * sequences, 1, 1, d_state), Options(state=None))
+
+
+def many_channels(d_state: int, channels: int = 70_000) -> ScanProblem:
+    """More Mamba-1 channels than grid.y or grid.z can count."""
+    return draw(11, Shape((2,), channels, 1, d_state), Options(per_column_a=True, state=None))
+
+
+def huge_slot_stride(d_state: int, stride: int = 2**31 + 64) -> ScanProblem:
+    """Slots so far apart that slot x stride passes 2^31 elements at slot 1 and 2^32 at slot 2, over sparse memory.
+
+    Args:
+        d_state: columns.
+        stride: elements between slots; the pool spans twice as many, of which only the slots themselves take memory.
+    """
+    shape = Shape((3, 2), 2, 3, d_state)
+    problem = draw(12, shape, Options(spare=0))
+    assert problem.state is not None
+    inner = problem.state.shape[1:]
+    memory: mmap.mmap = sparse_memory((2 * stride + math.prod(inner)) * 4)
+    pool: Array = np.ndarray((3, *inner), np.float32, memory, 0, (4 * stride, *problem.state[0].strides))
+    pool[...] = np.random.default_rng(13).standard_normal(pool.shape)
+    read, write = np.array([1, 0], np.int32), np.array([1, 2], np.int32)
+    return replace(problem, state=pool, read_slots=read, write_slots=write)
+
+
+def ancestor_cases(d_state: int, *, reduce: bool = False) -> Iterator[Case]:
+    """What the first kernel was tested on: mixed fresh and resuming sequences of up to 150 tokens, 96 rows."""
+    shape = Shape((150, 1, 37, 64), 2 if reduce else 24, 96, d_state)
+    yield Case(f"ancestor n{d_state}", lambda: draw(14, shape, Options(fresh="mixed", z=True)))
+
+
+#: d_state of the ancestor's tests: one that fills no lane evenly, and the largest.
+ANCESTOR_D_STATE = (100, 1024)
+
+
+def long_case(d_state: int = 128, *, reduce: bool = False) -> ScanProblem:
+    """4096 tokens of one sequence, resumed."""
+    return draw(15, Shape((4096,), 1 if reduce else 24, 8 if reduce else 64, d_state), Options())

@@ -1,0 +1,42 @@
+"""From a spec to the text of one self-contained `.cu`."""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from pathlib import Path
+
+import jinja2
+
+from pyharness.spec import KernelSpec
+
+TEMPLATES = Path(__file__).resolve().parent.parent / "templates"
+
+_CUDA_TYPES = {"f32": "float", "bf16": "__nv_bfloat16", "f16": "__half", "i8": "int8_t"}
+
+
+@cache
+def _environment() -> jinja2.Environment:
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(TEMPLATES),
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        autoescape=False,
+    )
+    environment.globals["helper"] = helper
+    environment.globals["cuda_type"] = _CUDA_TYPES.__getitem__
+    return environment
+
+
+def helper(name: str) -> str:
+    """The text of templates/ssm/<name>.cuh, as a template inlines it."""
+    return (TEMPLATES / "ssm" / f"{name}.cuh").read_text(encoding="utf-8").rstrip("\n") + "\n"
+
+
+def render(spec: KernelSpec) -> str:
+    """The CUDA source of a spec: the same text on every machine, ending in one newline."""
+    text = _environment().get_template(spec.template).render(spec.constants())
+    text = re.sub(r"[ \t]+\n", "\n", text)
+    return re.sub(r"\n{3,}", "\n\n", text).rstrip("\n") + "\n"

@@ -1,0 +1,317 @@
+"""Selection: which kernel of the catalogue runs a problem.
+
+The rule is meant to be stated again in Go and C, so it uses integers only. For a problem and a device:
+
+1. *Filter.* Keep kernels of the catalogue that take the problem (`mismatch`) and, where the device is known, have an
+   image for its target and stay within its shared memory.
+2. *Exact.* An entry of this device with the same heads, head_dim, d_state, groups, io, state, batch_heads and tokens.
+3. *Nearest.* Else the entry of this device with the same d_state, io and state that is nearest by
+   `distance` = |bits(batch_heads) - bits(batch_heads')| + |bits(tokens) - bits(tokens')|, where bits(v) is the number
+   of binary digits of v (0 for 0; Go: bits.Len64, C: 64 - clzll), batch_heads is sequences * heads, and tokens counts
+   all tokens of the call.
+4. *Same target.* Else 2 and 3 among entries of other devices of the same target.
+5. *Default.* Else the default of (d_state, io, state): the table's, then the recurrent kernel whose fields all take
+   their defaults, then the recurrent kernel with the smallest id.
+6. *Generic.* Else `recurrent_generic_*` of the same io and state.
+
+Entries whose kernel was filtered out do not count. Ties go to the smallest kernel id, in byte order. Without a device
+the rule starts at 5. Every step below the first that was looked at is a step down: it is listed in the result and
+logged once.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from pyharness import manifest
+from pyharness.errors import NoKernel
+from pyharness.problem import ScanProblem
+from pyharness.spec import TARGETS, Geometry, KernelSpec, parse_id
+
+SCHEMA_VERSION = 1
+SOURCES = ("measured", "reported", "default")
+#: Fields of an entry that say what was found; the others say for what.
+_VALUES = ("target", "kernel", "microseconds", "source")
+TABLE_PATH = Path(__file__).resolve().parents[1] / "generated" / "selection.json"
+
+_log = logging.getLogger(__name__)
+_logged: set[tuple[str, tuple[str, ...]]] = set()
+
+
+@dataclass(frozen=True)
+class Device:
+    """What selection knows of a GPU: its name, its target, and its opt-in shared memory a block (0: as the target)."""
+
+    name: str
+    target: str
+    shared_limit: int = 0
+
+
+@dataclass(frozen=True)
+class Features:
+    """What selection knows of a problem; no array values, so that a plan can be made from upper bounds."""
+
+    geometry: Geometry
+    io: str
+    state: str
+
+    @classmethod
+    def of(cls, problem: ScanProblem) -> Features:
+        """The features of a problem."""
+        return cls(problem.geometry, problem.io, problem.state_dtype)
+
+    @property
+    def batch_heads(self) -> int:
+        """Sequences times heads: the independent work of a call."""
+        return self.geometry.sequences * self.geometry.heads
+
+    def __str__(self) -> str:
+        g = self.geometry
+        return (
+            f"heads {g.heads}, head_dim {g.head_dim}, d_state {g.d_state}, groups {g.groups}, io {self.io}, "
+            f"state {self.state}, {g.sequences} sequences, {g.tokens} tokens"
+        )
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One row of generated/selection.json: the kernel that was best for a problem on a device.
+
+    Attributes:
+        source: "measured" here, "reported" by someone else, or "default" (set by hand).
+        microseconds: time of one call, 0 where source is "default".
+    """
+
+    device: str
+    target: str
+    family: str
+    heads: int
+    head_dim: int
+    d_state: int
+    groups: int
+    io: str
+    state: str
+    batch_heads: int
+    tokens: int
+    kernel: str
+    microseconds: float
+    source: str
+
+
+@dataclass(frozen=True)
+class Table:
+    """generated/selection.json: entries, and the default kernel of (family, d_state, io, state)."""
+
+    entries: tuple[Entry, ...] = ()
+    defaults: tuple[tuple[str, int, str, str, str], ...] = ()
+
+
+@dataclass(frozen=True)
+class Selection:
+    """A choice: the kernel's id, why it was taken, and every step down on the way to it."""
+
+    id: str
+    why: str
+    steps: tuple[str, ...]
+
+
+def bits(value: int) -> int:
+    """Binary digits of a count: 0 for 0, floor(log2) + 1 above."""
+    return value.bit_length()
+
+
+def distance(features: Features, entry: Entry) -> int:
+    """Octaves between a problem and an entry, over batch x heads and tokens."""
+    batch = abs(bits(features.batch_heads) - bits(entry.batch_heads))
+    return batch + abs(bits(features.geometry.tokens) - bits(entry.tokens))
+
+
+def mismatch(features: Features, spec: KernelSpec) -> str:
+    """Why a kernel does not take a problem, or an empty string."""
+    if spec.io != features.io:
+        return f"its io is {spec.io}, the problem's is {features.io}"
+    if spec.state != features.state:
+        return f"its state is {spec.state}, the problem's is {features.state}"
+    return spec.refusal(features.geometry)
+
+
+def unusable(spec: KernelSpec, device: Device | None) -> str:
+    """Why a kernel cannot run on a device, or an empty string."""
+    if device is None:
+        return ""
+    if device.target not in TARGETS:
+        return f"target {device.target} is not one of {', '.join(TARGETS)}"
+    reason = spec.excluded(device.target)
+    if not reason and 0 < device.shared_limit < spec.shared_bytes:
+        reason = f"needs {spec.shared_bytes} bytes of shared memory, {device.name} allows {device.shared_limit}"
+    return reason
+
+
+def catalogue_ids() -> tuple[str, ...]:
+    """Ids that can be selected: those of the committed manifest, else those of `pyharness.catalogue`."""
+    if (manifest.FOLDER / manifest.INDEX).exists():
+        return manifest.ids()
+    from pyharness.catalogue import CATALOGUE
+
+    return tuple(spec.id for spec in CATALOGUE)
+
+
+@lru_cache(maxsize=1)
+def committed_table() -> Table:
+    """The committed selection table; an empty one before anything was tuned."""
+    if not TABLE_PATH.exists():
+        return Table()
+    return parse_table(json.loads(TABLE_PATH.read_text(encoding="utf-8")))
+
+
+def parse_table(document: Mapping[str, Any]) -> Table:
+    """Read the document of selection.json.
+
+    Raises:
+        ValueError: another version, an unknown source, or two entries for one problem on one device.
+    """
+    if document.get("version") != SCHEMA_VERSION:
+        raise ValueError(f"selection.json: version must be {SCHEMA_VERSION}, found {document.get('version')!r}")
+    entries = []
+    seen = set()
+    for row in document["entries"]:
+        values = dict(row)
+        entry = Entry(**values.pop("geometry"), **values)
+        if entry.source not in SOURCES:
+            raise ValueError(f"selection.json: source must be one of {', '.join(SOURCES)}, found {entry.source!r}")
+        key = tuple(value for name, value in vars(entry).items() if name not in _VALUES)
+        if key in seen:
+            raise ValueError(f"selection.json: two entries for {key}: keep the faster one")
+        seen.add(key)
+        entries.append(entry)
+    defaults = [(d["family"], d["d_state"], d["io"], d["state"], d["kernel"]) for d in document["defaults"]]
+    return Table(tuple(entries), tuple(defaults))
+
+
+def table_document(table: Table) -> dict[str, Any]:
+    """The document of selection.json for a table, entries in a fixed order."""
+    geometry = ("heads", "head_dim", "d_state", "groups")
+    rows = []
+    for entry in table.entries:
+        row: dict[str, Any] = {name: value for name, value in vars(entry).items() if name not in geometry}
+        row["geometry"] = {name: getattr(entry, name) for name in geometry}
+        rows.append(row)
+    rows.sort(key=lambda row: json.dumps(row, sort_keys=True))
+    names = ("family", "d_state", "io", "state", "kernel")
+    defaults = [dict(zip(names, row, strict=True)) for row in sorted(table.defaults)]
+    return {"version": SCHEMA_VERSION, "entries": rows, "defaults": defaults}
+
+
+def choose(
+    features: Features,
+    device: Device | None = None,
+    *,
+    family: str | None = None,
+    table: Table | None = None,
+    ids: Iterable[str] | None = None,
+) -> Selection:
+    """Pick a kernel by the rule in the module's docstring.
+
+    Args:
+        features: the problem.
+        device: the GPU; None where no device matters (the emulator).
+        family: take only kernels of this family; None takes any.
+        table: None for the committed one.
+        ids: the catalogue; None for the committed one.
+
+    Raises:
+        NoKernel: nothing takes the problem; the message names what was wanted, what is on offer and what builds more.
+    """
+    specs = [parse_id(text) for text in (catalogue_ids() if ids is None else ids)]
+    wanted = [spec for spec in specs if family is None or spec.family == family]
+    fitting = {spec.id: spec for spec in wanted if not mismatch(features, spec) and not unusable(spec, device)}
+    if not fitting:
+        raise NoKernel(_nothing(features, device, family, wanted))
+    steps: list[str] = []
+    entries = (committed_table() if table is None else table).entries
+    found = _from_entries(features, device, [e for e in entries if e.kernel in fitting], steps)
+    if found is None:
+        defaults = committed_table().defaults if table is None else table.defaults
+        found = _default(features, fitting, defaults, steps)
+    selection = Selection(*found, tuple(steps))
+    if steps and (selection.id, selection.steps) not in _logged:
+        _logged.add((selection.id, selection.steps))
+        _log.warning("%s for %s: %s", selection.id, features, "; ".join(steps))
+    return selection
+
+
+def _from_entries(
+    features: Features, device: Device | None, entries: list[Entry], steps: list[str]
+) -> tuple[str, str] | None:
+    if device is None:
+        return None
+    alike = [
+        e for e in entries if (e.d_state, e.io, e.state) == (features.geometry.d_state, features.io, features.state)
+    ]
+    own = [e for e in alike if e.device == device.name]
+    kin = [e for e in alike if e.device != device.name and e.target == device.target]
+    for rows, where in ((own, device.name), (kin, f"another {device.target} device")):
+        exact = [e for e in rows if _same_problem(features, e)]
+        if exact:
+            best = min(exact, key=lambda e: e.kernel)
+            return best.kernel, f"{best.source} for this problem on {best.device}"
+        steps.append(f"no entry for this problem on {where}")
+        if rows:
+            best = min(rows, key=lambda e: (distance(features, e), e.kernel))
+            octaves = distance(features, best)
+            return best.kernel, f"{best.source} on {best.device} for the nearest problem, {octaves} octaves away"
+        steps.append(f"no entry with d_state {features.geometry.d_state}, {features.io}, {features.state} on {where}")
+    return None
+
+
+def _same_problem(features: Features, entry: Entry) -> bool:
+    g = features.geometry
+    return (g.heads, g.head_dim, g.groups, features.batch_heads, g.tokens) == (
+        entry.heads,
+        entry.head_dim,
+        entry.groups,
+        entry.batch_heads,
+        entry.tokens,
+    )
+
+
+def _default(
+    features: Features,
+    fitting: Mapping[str, KernelSpec],
+    defaults: Iterable[tuple[str, int, str, str, str]],
+    steps: list[str],
+) -> tuple[str, str]:
+    key = (features.geometry.d_state, features.io, features.state)
+    named = sorted(row[4] for row in defaults if row[1:4] == key and row[4] in fitting)
+    if named:
+        return named[0], "the default for this d_state, io and state"
+    special = [spec for spec in fitting.values() if spec.d_state]
+    recurrent = sorted(spec.id for spec in special if spec.family == "recurrent")
+    for spec in special:
+        if spec.family == "recurrent" and type(spec)(d_state=spec.d_state, io=spec.io, state=spec.state) == spec:
+            return spec.id, "the recurrent kernel with default fields: nothing is tuned for this problem"
+    if recurrent:
+        return recurrent[0], "the first recurrent kernel: nothing is tuned for this problem"
+    steps.append(f"no recurrent kernel for d_state {key[0]}, io {key[1]}, state {key[2]}")
+    if special:
+        return min(spec.id for spec in special), "the only family on offer for this problem"
+    steps.append("the generic kernel, which is slower: invoke generate makes a specialised one")
+    return min(fitting), "generic takes what no other kernel does"
+
+
+def _nothing(features: Features, device: Device | None, family: str | None, specs: list[KernelSpec]) -> str:
+    g = features.geometry
+    reasons = [f"{spec.id} ({mismatch(features, spec) or unusable(spec, device)})" for spec in specs]
+    shown = "; ".join(reasons[:8]) + (f"; and {len(reasons) - 8} more" if len(reasons) > 8 else "")
+    kind = f"{family} kernel" if family else "kernel"
+    place = f" on {device.name} ({device.target})" if device else ""
+    return (
+        f"no {kind} of the catalogue runs {features}{place}. On offer: {shown or 'nothing'}. "
+        f"Build one with: invoke generate --dstate {g.d_state} --family {family or 'recurrent'}, or name a full id"
+    )

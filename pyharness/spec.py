@@ -1,0 +1,198 @@
+"""What a kernel is: its fields, id, symbols, validity, shared memory and launch geometry.
+
+A `KernelSpec` is frozen and valid: constructing one that cannot exist raises `NoKernel` with the reason. Families
+live in `pyharness.families`, one subclass each.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from pyharness.errors import NoKernel
+
+#: Storage types by their short names, with their size in bytes.
+DTYPE_BYTES = {"f32": 4, "bf16": 2, "f16": 2, "i8": 1}
+IO_DTYPES = ("f32", "bf16", "f16")
+
+#: Most dynamic shared memory a block may ask for, in bytes, by target.
+SHARED_LIMIT = {
+    "sm_75": 64 * 1024,
+    "sm_80": 163 * 1024,
+    "sm_86": 99 * 1024,
+    "sm_89": 99 * 1024,
+    "sm_90": 227 * 1024,
+    "sm_90a": 227 * 1024,
+    "sm_100": 227 * 1024,
+    "sm_120": 99 * 1024,
+    "compute_80": 99 * 1024,
+}
+#: Every target that a release carries an image for, in listing order; compute_80 is PTX.
+TARGETS = ("sm_75", "sm_80", "sm_86", "sm_89", "sm_90", "sm_90a", "sm_100", "sm_120", "compute_80")
+#: A portable kernel stays within this much shared memory, in bytes.
+PORTABLE_SHARED = 99 * 1024
+MAX_GRID_X = 2**31 - 1
+
+_PARTS = (("n", "d_state"), ("p", "head_dim"), ("l", "lanes"), ("r", "rows"), ("w", "warps"), ("c", "chunk"))
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """The sizes of a problem that decide a launch: upper bounds where a plan serves smaller batches."""
+
+    tokens: int
+    sequences: int
+    heads: int
+    head_dim: int
+    groups: int
+    d_state: int
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One kernel launch of a plan: symbol, grid and block in blocks and threads, dynamic shared memory in bytes."""
+
+    entry: str
+    grid: tuple[int, int, int]
+    block: tuple[int, int, int]
+    shared_bytes: int
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How a kernel runs a geometry: launches in order, workspace bytes, and the run-time lanes, rows and chunk."""
+
+    launches: tuple[Launch, ...]
+    workspace_bytes: int = 0
+    lanes: int = 0
+    rows: int = 0
+    chunk: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class KernelSpec(ABC):
+    """One specialised kernel.
+
+    Attributes:
+        d_state: columns of the state; 0 where it is known only at run time.
+        io: dtype of x, z, B, C, y: "f32", "bf16" or "f16".
+        state: storage dtype of the state.
+    """
+
+    family: ClassVar[str]
+    #: Raised whenever the same inputs give other bits than before.
+    numerics_revision: ClassVar[int]
+
+    d_state: int
+    io: str = "f32"
+    state: str = "f32"
+
+    @property
+    def id(self) -> str:
+        """The readable id, `family_n128_l4_r32_c25_padded_f32_sf32`; parts that do not apply are left out."""
+        parts = [self.family]
+        for letter, name in _PARTS:
+            value = getattr(self, name, 0)
+            if value:
+                parts.append(f"{letter}{value}")
+        parts += [p for p in (getattr(self, "layout", ""), self.io, f"s{self.state}") if p]
+        parts += [p for p in (getattr(self, "precision", ""), getattr(self, "exact", "")) if p]
+        return "_".join(parts)
+
+    def symbol(self, entry: str = "") -> str:
+        """The `extern "C"` name of an entry."""
+        return f"ssm_{self.id}_{entry}" if entry else f"ssm_{self.id}"
+
+    @property
+    def template(self) -> str:
+        """Path of the template below templates/."""
+        return f"kernels/{self.family}.cu.j2"
+
+    @property
+    @abstractmethod
+    def shared_bytes(self) -> int:
+        """Dynamic shared memory of a block, in bytes; the largest a launch may ask for where it is a run-time value."""
+
+    @property
+    @abstractmethod
+    def threads(self) -> int:
+        """Threads in a block; the largest where it is a run-time value."""
+
+    @property
+    @abstractmethod
+    def grid_rule(self) -> dict[str, Any]:
+        """The named rule by which a launch finds its grid, with its integers, as the manifest stores it."""
+
+    @abstractmethod
+    def constants(self) -> dict[str, Any]:
+        """What the template fills in: every value computed, none left to Jinja."""
+
+    @abstractmethod
+    def plan(self, geometry: Geometry) -> Plan:
+        """Launches for a geometry.
+
+        Raises:
+            NoKernel: the geometry is not one that this kernel takes.
+        """
+
+    @abstractmethod
+    def refusal(self, geometry: Geometry) -> str:
+        """Why this kernel cannot run a geometry, or an empty string."""
+
+    def excluded(self, target: str) -> str:
+        """Why there is no image of this kernel for a target, or an empty string."""
+        if target == "sm_90a" or getattr(self, "exact", ""):
+            if getattr(self, "exact", "") != target:
+                return "only kernels that need an exact target are built for one"
+        if target == "sm_75" and "bf16" in (self.io, self.state):
+            return "sm_75 has no bf16 arithmetic"
+        if self.shared_bytes > SHARED_LIMIT[target]:
+            return f"needs {self.shared_bytes} bytes of shared memory, {target} allows {SHARED_LIMIT[target]}"
+        return ""
+
+    def targets(self) -> tuple[str, ...]:
+        """Targets that this kernel has an image for."""
+        return tuple(target for target in TARGETS if not self.excluded(target))
+
+    def fields(self) -> dict[str, Any]:
+        """The fields that the constructor takes, as plain values."""
+        return dataclasses.asdict(self)
+
+
+def parse_id(text: str) -> KernelSpec:
+    """The spec behind an id.
+
+    Raises:
+        NoKernel: the text is not an id, or names a spec that cannot exist.
+    """
+    from pyharness.families import FAMILIES
+
+    words = text.split("_")
+    if words[0] not in FAMILIES:
+        raise NoKernel(f"kernel id {text!r}: family must be one of {', '.join(FAMILIES)}, found {words[0]!r}")
+    family = FAMILIES[words[0]]
+    names = {field.name for field in dataclasses.fields(family)}
+    values: dict[str, Any] = {"d_state": 0}
+    letters = dict(_PARTS)
+    for word in words[1:]:
+        number = re.fullmatch(r"([a-z])(\d+)", word)
+        if number and number[1] in letters:
+            values[letters[number[1]]] = int(number[2])
+        elif word in IO_DTYPES:
+            values["io"] = word
+        elif word[0] == "s" and word[1:] in DTYPE_BYTES:
+            values["state"] = word[1:]
+        elif word.startswith("sm") and "exact" in names:
+            values["exact"] = word.replace("sm", "sm_")
+        else:
+            values["layout" if "layout" in names and "layout" not in values else "precision"] = word
+    unknown = sorted(set(values) - names)
+    if unknown:
+        raise NoKernel(f"kernel id {text!r}: {words[0]} kernels have no {', '.join(unknown)}")
+    spec = family(**values)
+    if spec.id != text:
+        raise NoKernel(f"kernel id {text!r} is not in its normal form, which is {spec.id!r}")
+    return spec

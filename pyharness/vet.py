@@ -1,0 +1,408 @@
+"""Proof on a GPU: every kernel of the catalogue against the oracle, and what must hold of its bits and its image.
+
+python -m pyharness.vet [--family F] [--sanitize]
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime, timezone
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pyharness import build, cases, gpus, manifest, toolchain
+from pyharness.cases import Case, Options, Shape, draw
+from pyharness.catalogue import CATALOGUE
+from pyharness.compare import Errors, compare
+from pyharness.device import Device, get, image_target
+from pyharness.errors import DeviceError, NoKernel, SsmError
+from pyharness.oracle import OracleResult, oracle
+from pyharness.problem import ScanProblem
+from pyharness.report import device_slug
+from pyharness.scan import ScanResult, scan
+from pyharness.select import Features, mismatch
+from pyharness.spec import KernelSpec, parse_id
+
+GENERATED = toolchain.ROOT / "generated" / "vetting"
+REPEATS = 20
+SANITIZERS = ("memcheck", "racecheck", "synccheck", "initcheck")
+_SANITIZER_FOUND = 99
+_SANITIZER_SECONDS = 900
+#: d_state at which a kernel that takes any is held against the cases of specialised ones.
+_GENERIC_D_STATES = (16, 100, 128)
+
+Array = NDArray[Any]
+
+
+def d_states(spec: KernelSpec) -> tuple[int, ...]:
+    """The d_state that a kernel is proven at."""
+    return (spec.d_state,) if spec.d_state else _GENERIC_D_STATES
+
+
+def kernel_cases(spec: KernelSpec) -> Iterator[Case]:
+    """The cases of a kernel: options in its types, the edges, the ancestor's tests, a long prompt, the real models."""
+    for d_state in d_states(spec):
+        yield from option_cases(d_state, spec.io, spec.state)
+        yield long_case(d_state, spec.io, spec.state)
+    yield from plain_cases(spec)
+    yield from geometry_cases(spec)
+
+
+def plain_cases(spec: KernelSpec) -> Iterator[Case]:
+    """Edges and the ancestor's tests, which are f32."""
+    if (spec.io, spec.state) != ("f32", "f32"):
+        return
+    for d_state in d_states(spec):
+        # A layout that stages nothing has no chunk; the cases around 8 tokens serve it as well.
+        edges = cases.edge_cases(d_state, chunk=min(getattr(spec, "chunk", 0) or 8, 32))
+        # One of them is of 16 bits.
+        yield from (case for case in edges if not mismatch(Features.of(solved(case)[0]), spec))
+        yield from cases.ancestor_cases(d_state, reduce=True)
+
+
+def long_case(d_state: int, io: str, state: str) -> Case:
+    """4096 tokens of one sequence that resumes; fewer heads than a model has, for the oracle's sake."""
+    heads = 8 if d_state <= 256 else 2
+    options = Options(io=io, state=state, dt_f32=True)
+    shape = Shape((4096,), heads, 64, d_state, 2)
+    return Case(f"4096 tokens n{d_state} {io} s{state}", functools.partial(draw, 4096, shape, options))
+
+
+def geometry_cases(spec: KernelSpec) -> Iterator[Case]:
+    """Every real geometry of a kernel's d_state once, three tokens in two sequences."""
+    seen = set()
+    for model, case in zip(cases.MODELS, cases.model_cases((2, 1), io=spec.io, state=spec.state), strict=True):
+        geometry = (model.heads, model.head_dim, model.d_state, model.groups)
+        if geometry not in seen and spec.d_state in (0, model.d_state):
+            seen.add(geometry)
+            yield case
+
+
+def option_cases(d_state: int, io: str, state: str) -> Iterator[Case]:
+    """Options of the operation in a kernel's own storage types; lengths cross several chunks."""
+    plain = Options(io=io, state=state, dt_f32=True, fresh="mixed")
+    shape = Shape((67, 1, 0, 130, 9), 6, 33, d_state, 3)
+    for name, options in (
+        ("mixed", plain),
+        (
+            "every option",
+            replace(plain, z=True, dt_limit=(0.01, 0.1), tail=2, checkpoints=7, slots="moved", order=True),
+        ),
+        ("padding and discard", replace(plain, padding=3, discard=2, slots="moved")),
+        ("one packed row", replace(plain, packed=True, z=True, gap=8)),
+        ("odd base and strides", replace(plain, shift=1, gap=3, slot_gap=5)),
+        ("dt in io", replace(plain, dt_f32=False, D=False, dt_bias=False)),
+        ("A for each column", replace(plain, per_column_a=True, softplus=False, dt_limit=(0.0, 0.2))),
+    ):
+        text = f"{name} n{d_state} {io} s{state}"
+        yield Case(text, functools.partial(draw, len(text), shape, options))
+    if state == "f32":
+        yield Case(f"no state n{d_state} {io}", functools.partial(draw, 5, shape, Options(io=io, state=None)))
+
+
+_kept: dict[str, tuple[ScanProblem, OracleResult]] = {}
+
+
+def solved(case: Case) -> tuple[ScanProblem, OracleResult]:
+    """A case's problem and what is right, worked out once a name: kernels share them."""
+    if case.name not in _kept:
+        problem = case.build()
+        _kept[case.name] = (problem, oracle(problem))
+    return _kept[case.name]
+
+
+def check_case(spec: KernelSpec, case: Case) -> Errors:
+    """Run a case on the GPU and hold it against the oracle.
+
+    Raises:
+        DeviceError: the result is wrong, or the run failed.
+    """
+    problem, truth = solved(case)
+    errors = compare(scan(problem, spec.id, "gpu"), problem, truth)
+    if not errors.ok:
+        raise DeviceError(f"{spec.id}, {case.name}: {errors}")
+    return errors
+
+
+# The same bits.
+
+
+def batch(spec: KernelSpec) -> ScanProblem:
+    """Sequences of several lengths over a pool, some fresh: what the checks of bits run."""
+    options = Options(io=spec.io, state=spec.state, dt_f32=True, fresh="mixed", z=True)
+    return draw(21, Shape((40, 1, 150, 7, 33), 4, 64, d_states(spec)[0], 2), options)
+
+
+def _slots(problem: ScanProblem) -> tuple[Array, Array]:
+    assert problem.read_slots is not None
+    assert problem.resume is not None
+    return problem.read_slots, problem.resume
+
+
+def alone(problem: ScanProblem, sequence: int) -> ScanProblem:
+    """One sequence of a batch without the others, over the same pool."""
+    tokens = slice(int(problem.offsets[sequence]), int(problem.offsets[sequence + 1]))
+    one = slice(sequence, sequence + 1)
+    read, resume = _slots(problem)
+    rows: dict[str, Any] = {name: getattr(problem, name)[tokens] for name in ("x", "dt", "B", "C", "z")}
+    return replace(problem, **rows, cu_seqlens=None, read_slots=read[one], resume=resume[one])
+
+
+def rearranged(problem: ScanProblem, order: Sequence[int]) -> ScanProblem:
+    """The sequences of a batch in another order of memory."""
+    tokens = np.concatenate([np.arange(problem.offsets[s], problem.offsets[s + 1]) for s in order])
+    names = ("x", "dt", "B", "C", "z")
+    rows: dict[str, Any] = {name: np.ascontiguousarray(getattr(problem, name)[tokens]) for name in names}
+    offsets = np.concatenate(([0], np.cumsum(problem.lengths[list(order)]))).astype(np.int32)
+    read, resume = _slots(problem)
+    index = list(order)
+    return replace(problem, **rows, cu_seqlens=offsets, read_slots=read[index], resume=resume[index])
+
+
+def _bits(array: Array) -> bytes:
+    return np.ascontiguousarray(array).tobytes()
+
+
+def _same(result: ScanResult, whole: ScanResult, rows: slice, whole_rows: slice, slot: int) -> bool:
+    return _bits(result.y[rows]) == _bits(whole.y[whole_rows]) and _bits(result.state[slot]) == _bits(whole.state[slot])
+
+
+def check_repeats(spec: KernelSpec, repeats: int = REPEATS) -> None:
+    """The same call gives the same bits each time.
+
+    Raises:
+        DeviceError: a run differs.
+    """
+    problem = batch(spec)
+    first = scan(problem, spec.id, "gpu")
+    for run in range(1, repeats):
+        again = scan(problem, spec.id, "gpu")
+        if _bits(again.y) != _bits(first.y) or _bits(again.state) != _bits(first.state):
+            raise DeviceError(f"{spec.id}: run {run + 1} of {repeats} of one problem gave other bits than the first")
+
+
+def check_batch(spec: KernelSpec) -> None:
+    """A sequence has the same bits alone, beside others, at any place in memory and in any order of visits.
+
+    Raises:
+        DeviceError: a sequence differs.
+    """
+    problem = batch(spec)
+    whole = scan(problem, spec.id, "gpu")
+    read, _ = _slots(problem)
+    sequences, offsets = problem.sequences, problem.offsets
+    order = list(reversed(range(sequences)))
+    visited = scan(replace(problem, sequence_order=np.array(order, np.int32)), spec.id, "gpu")
+    moved_problem = rearranged(problem, order)
+    moved = scan(moved_problem, spec.id, "gpu")
+    for s in range(sequences):
+        rows, slot = slice(int(offsets[s]), int(offsets[s + 1])), int(read[s])
+        place = order.index(s)
+        moved_rows = slice(int(moved_problem.offsets[place]), int(moved_problem.offsets[place + 1]))
+        lone = scan(alone(problem, s), spec.id, "gpu")
+        for what, same in (
+            ("alone", _same(lone, whole, slice(None), rows, slot)),
+            ("visited in another order", _same(visited, whole, rows, rows, slot)),
+            ("at another place", _same(moved, whole, moved_rows, rows, slot)),
+        ):
+            if not same:
+                raise DeviceError(f"{spec.id}: sequence {s} of {sequences} has other bits {what} than in its batch")
+
+
+# The whole.
+
+
+@dataclass(frozen=True)
+class Proof:
+    """What one image passed: cases, the largest error over what is allowed and where, and what it uses."""
+
+    kernel: str
+    target: str
+    sha256: str
+    cases: int
+    worst: float
+    worst_case: str
+    registers: int
+    dynamic_shared: int
+
+
+def vet_kernel(spec: KernelSpec, device: Device) -> Proof:
+    """Prove one kernel on a device.
+
+    Raises:
+        SsmError: it fails, or its image is not the one that the manifest promises.
+    """
+    target = image_target(spec, device.capability, device.name)
+    image = build.image(spec, target)
+    manifest.check(manifest.read(spec.id), target, image.data)
+    kernel = device.kernel(spec, image)
+    count, worst, worst_case = 0, 0.0, ""
+    for case in kernel_cases(spec):
+        errors = check_case(spec, case)
+        count += 1
+        share = max(errors.y, errors.state) / errors.bound
+        if share >= worst:
+            worst, worst_case = share, case.name
+    check_repeats(spec)
+    check_batch(spec)
+    registers = max(entry.registers for entry in kernel.entries.values())
+    return Proof(spec.id, target, kernel.sha256, count, round(worst, 3), worst_case, registers, spec.shared_bytes)
+
+
+def vet(
+    family: str | None = None,
+    device: int = 0,
+    sanitize: bool = False,
+    progress: Callable[[str], None] | None = None,
+) -> dict[str, Any]:
+    """Prove the catalogue on a GPU and store it in generated/vetting/<device>.json.
+
+    Args:
+        family: only kernels of this family; what is stored of others is kept.
+        device: the GPU.
+        sanitize: also run compute-sanitizer's tools, where they run on this machine.
+        progress: told before each kernel.
+
+    Returns:
+        What was stored.
+
+    Raises:
+        NoKernel: nothing in the catalogue is of that family.
+        DeviceError: there is no GPU, or something fails; nothing is stored then, and the message names all that failed.
+    """
+    tell = progress or (lambda _: None)
+    specs = [spec for spec in CATALOGUE if family in (None, spec.family)]
+    if not specs:
+        known = ", ".join(sorted({spec.family for spec in CATALOGUE}))
+        raise NoKernel(f"family {family!r} has no kernel in the catalogue; on offer: {known}")
+    gpu = get(device)
+    proofs: list[Proof] = []
+    failed: list[str] = []
+    for spec in specs:
+        tell(spec.id)
+        try:
+            proofs.append(vet_kernel(spec, gpu))
+        except SsmError as error:
+            failed.append(f"{spec.id}: {error}")
+    found = run_sanitizers(specs, tell) if sanitize else {}
+    failed += [f"{tool}: {text}" for tool, text in found.items() if text.startswith("found")]
+    if failed:
+        raise DeviceError(f"nothing is stored, {len(failed)} failed on {gpu.name}:\n" + "\n".join(failed))
+    return _store(gpu, proofs, found)
+
+
+def _store(gpu: Device, proofs: Sequence[Proof], sanitizers: dict[str, str]) -> dict[str, Any]:
+    path = GENERATED / f"{device_slug(gpu.name)}.json"
+    kept = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    families = {proof.kernel.split("_")[0] for proof in proofs}
+    images = {
+        sha: image for sha, image in kept.get("images", {}).items() if image["kernel"].split("_")[0] not in families
+    }
+    date = datetime.now(timezone.utc).date().isoformat()
+    for proof in proofs:
+        fields = {name: value for name, value in vars(proof).items() if name != "sha256"}
+        images[proof.sha256] = fields | {"repeats": REPEATS, "driver": gpus.driver().version, "date": date}
+    document = {
+        "device": gpu.name,
+        "target": gpu.target,
+        "cuda": gpus.driver().cuda,
+        "images": images,
+        "sanitizers": sanitizers or kept.get("sanitizers", {}),
+    }
+    toolchain.publish(path, (json.dumps(document, indent=1, sort_keys=True) + "\n").encode())
+    return document
+
+
+# compute-sanitizer.
+
+
+def run_sanitizers(specs: Sequence[KernelSpec], tell: Callable[[str], None]) -> dict[str, str]:
+    """Run each tool over a small set of cases: "clean", "found: ..." or "not run: ..." with the reason."""
+    program = shutil.which("compute-sanitizer")
+    if program is None:
+        return dict.fromkeys(SANITIZERS, "not run: compute-sanitizer is not on PATH; it comes with the CUDA toolkit")
+    child = [sys.executable, "-m", "pyharness.vet", "--sanitize-child", *(spec.id for spec in specs)]
+    results = {}
+    for tool in SANITIZERS:
+        tell(f"compute-sanitizer {tool}")
+        command = [program, "--tool", tool, "--error-exitcode", str(_SANITIZER_FOUND), *child]
+        try:
+            done = subprocess.run(
+                command, cwd=toolchain.ROOT, text=True, capture_output=True, timeout=_SANITIZER_SECONDS, check=False
+            )
+        except subprocess.TimeoutExpired:
+            results[tool] = f"not run: it took more than {_SANITIZER_SECONDS} s"
+            continue
+        results[tool] = sanitizer_verdict(done.returncode, done.stdout + done.stderr)
+    return results
+
+
+def sanitizer_verdict(code: int, output: str) -> str:
+    """What a run of compute-sanitizer means; without its summary line the tool did not work here."""
+    lines = [line.strip("= ").strip() for line in output.splitlines() if line.strip("= ").strip()]
+    summaries = [line for line in lines if "SUMMARY" in line]
+    if code == 0 and summaries:
+        return "clean"
+    if summaries:
+        # The first finding and the summary; or what the watched program itself failed of.
+        return "found: " + " | ".join([*lines[:8], *lines[-4:]])
+    return f"not run: exit code {code}: " + " | ".join(lines[:4] or ["no output"])
+
+
+def sanitize_child(ids: Sequence[str]) -> None:
+    """Run a few small cases of each kernel: what compute-sanitizer watches.
+
+    Raises:
+        SsmError: a result is wrong or a run failed.
+    """
+    for kernel in ids:
+        spec = parse_id(kernel)
+        for d_state in d_states(spec)[:1]:
+            plain = Options(io=spec.io, state=spec.state, dt_f32=True, fresh="mixed")
+            shape = Shape((21, 1, 0, 70), 2, 9, d_state)
+            for name, options in (
+                ("plain", plain),
+                ("options", replace(plain, z=True, checkpoints=5, slots="moved", padding=4, order=True, tail=1)),
+                ("odd", replace(plain, shift=1, gap=3, slot_gap=5)),
+            ):
+                check_case(spec, Case(f"{name} {d_state} {spec.io}", functools.partial(draw, 3, shape, options)))
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Vet, and print a line a kernel."""
+    from rich.console import Console
+
+    from pyharness.listing import table
+
+    parser = argparse.ArgumentParser(prog="python -m pyharness.vet", description=__doc__)
+    parser.add_argument("--family", help="only kernels of this family")
+    parser.add_argument("--device", type=int, default=0, help="number of the GPU")
+    parser.add_argument("--sanitize", action="store_true", help="also run compute-sanitizer's tools")
+    parser.add_argument("--sanitize-child", nargs="*", metavar="ID", help="run what compute-sanitizer watches")
+    options = parser.parse_args(arguments)
+    console, notes = Console(width=200, highlight=False), Console(stderr=True, highlight=False)
+    if options.sanitize_child is not None:
+        sanitize_child(options.sanitize_child or [spec.id for spec in CATALOGUE])
+        return 0
+    document = vet(options.family, options.device, options.sanitize, notes.print)
+    rows = [
+        {name: image[name] for name in ("kernel", "cases", "worst", "worst_case", "registers", "dynamic_shared")}
+        for image in document["images"].values()
+    ]
+    console.print(table(rows), markup=False, soft_wrap=True)
+    for tool, text in document["sanitizers"].items():
+        console.print(f"{tool}: {text}", markup=False, soft_wrap=True)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

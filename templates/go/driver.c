@@ -1,0 +1,202 @@
+//go:build cuda && cgo
+
+#include "driver.h"
+
+#include <dlfcn.h>
+#include <stdlib.h>
+#include <string.h>
+
+// The driver's own types, as its ABI has them.
+typedef int CUresult;
+typedef int CUdevice;
+typedef uint64_t CUdeviceptr;
+typedef void *CUcontext, *CUmodule, *CUfunction, *CUstream;
+
+enum {
+  ATTRIBUTE_CAPABILITY_MAJOR = 75,
+  ATTRIBUTE_CAPABILITY_MINOR = 76,
+  ATTRIBUTE_SHARED_OPTIN = 97,
+  FUNCTION_MAX_THREADS = 0,
+  FUNCTION_STATIC_SHARED = 1,
+  FUNCTION_LOCAL_BYTES = 3,
+  FUNCTION_REGISTERS = 4,
+  FUNCTION_DYNAMIC_SHARED = 8,
+};
+
+// Extra options of cuLaunchKernel.
+#define LAUNCH_PARAM_END ((void *)0)
+#define LAUNCH_PARAM_BUFFER_POINTER ((void *)1)
+#define LAUNCH_PARAM_BUFFER_SIZE ((void *)2)
+
+// Every function used, by its exported name: the _v2 names are the 64-bit interfaces that cuda.h maps to.
+#define DRIVER_FUNCTIONS(X)                                                                                \
+  X(cuInit, (unsigned))                                                                                    \
+  X(cuDriverGetVersion, (int *))                                                                           \
+  X(cuDeviceGet, (CUdevice *, int))                                                                        \
+  X(cuDeviceGetName, (char *, int, CUdevice))                                                              \
+  X(cuDeviceGetAttribute, (int *, int, CUdevice))                                                          \
+  X(cuDevicePrimaryCtxRetain, (CUcontext *, CUdevice))                                                     \
+  X(cuDevicePrimaryCtxRelease_v2, (CUdevice))                                                              \
+  X(cuCtxPushCurrent_v2, (CUcontext))                                                                      \
+  X(cuCtxPopCurrent_v2, (CUcontext *))                                                                     \
+  X(cuStreamSynchronize, (CUstream))                                                                       \
+  X(cuModuleLoadData, (CUmodule *, const void *))                                                          \
+  X(cuModuleUnload, (CUmodule))                                                                            \
+  X(cuModuleGetFunction, (CUfunction *, CUmodule, const char *))                                           \
+  X(cuFuncSetAttribute, (CUfunction, int, int))                                                            \
+  X(cuFuncGetAttribute, (int *, int, CUfunction))                                                          \
+  X(cuLaunchKernel, (CUfunction, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned,     \
+                     CUstream, void **, void **))                                                          \
+  X(cuMemAlloc_v2, (CUdeviceptr *, size_t))                                                                \
+  X(cuMemFree_v2, (CUdeviceptr))                                                                           \
+  X(cuMemcpyHtoD_v2, (CUdeviceptr, const void *, size_t))                                                  \
+  X(cuMemcpyDtoH_v2, (void *, CUdeviceptr, size_t))                                                        \
+  X(cuGetErrorName, (CUresult, const char **))                                                             \
+  X(cuGetErrorString, (CUresult, const char **))
+
+static struct {
+#define X(name, parameters) CUresult(*name) parameters;
+  DRIVER_FUNCTIONS(X)
+#undef X
+} driver;
+
+static ssm_status status(CUresult code, const char *op) { return (ssm_status){code, code ? op : NULL}; }
+
+// Calls a driver function and, where it fails, leaves the enclosing function with its code and name.
+#define TRY(name, ...)                                     \
+  do {                                                     \
+    const CUresult try_code = driver.name(__VA_ARGS__);    \
+    if (try_code != 0) return status(try_code, #name);     \
+  } while (0)
+
+// The same, between ENTER and LEAVE: skips to `leave`, which restores the context.
+#define ENTER(context)                \
+  ssm_status result = {0, NULL};      \
+  CUcontext popped;                   \
+  TRY(cuCtxPushCurrent_v2, (context))
+#define CHECK(name, ...)                                   \
+  do {                                                     \
+    result = status(driver.name(__VA_ARGS__), #name);      \
+    if (result.code != 0) goto leave;                      \
+  } while (0)
+#define LEAVE                                                                  \
+  leave:                                                                       \
+  do {                                                                         \
+    const CUresult pop_code = driver.cuCtxPopCurrent_v2(&popped);              \
+    if (result.code == 0) result = status(pop_code, "cuCtxPopCurrent_v2");     \
+    return result;                                                             \
+  } while (0)
+
+ssm_status ssm_load(void) {
+  // The handle stays open for the life of the process, as the driver expects.
+  void *library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
+  if (library == NULL) return status(SSM_NO_LIBRARY, "libcuda.so.1");
+#define X(name, parameters)                                          \
+  *(void **)&driver.name = dlsym(library, #name);                    \
+  if (driver.name == NULL) return status(SSM_NO_SYMBOL, #name);
+  DRIVER_FUNCTIONS(X)
+#undef X
+  TRY(cuInit, 0);
+  return status(0, NULL);
+}
+
+void ssm_describe(int32_t code, const char **name, const char **detail) {
+  *name = *detail = NULL;
+  if (driver.cuGetErrorName != NULL) driver.cuGetErrorName(code, name);
+  if (driver.cuGetErrorString != NULL) driver.cuGetErrorString(code, detail);
+  if (*name == NULL) *name = "unknown error";
+  if (*detail == NULL) *detail = "the driver has no description";
+}
+
+ssm_status ssm_open(int32_t ordinal, ssm_device *device) {
+  memset(device, 0, sizeof *device);
+  device->ordinal = ordinal;
+  TRY(cuDriverGetVersion, &device->driver_version);
+  TRY(cuDeviceGet, &device->device, ordinal);
+  TRY(cuDeviceGetName, device->name, sizeof device->name, device->device);
+  TRY(cuDeviceGetAttribute, &device->major, ATTRIBUTE_CAPABILITY_MAJOR, device->device);
+  TRY(cuDeviceGetAttribute, &device->minor, ATTRIBUTE_CAPABILITY_MINOR, device->device);
+  TRY(cuDeviceGetAttribute, &device->shared_limit, ATTRIBUTE_SHARED_OPTIN, device->device);
+  TRY(cuDevicePrimaryCtxRetain, &device->context, device->device);
+  return status(0, NULL);
+}
+
+ssm_status ssm_close(int32_t device) {
+  TRY(cuDevicePrimaryCtxRelease_v2, device);
+  return status(0, NULL);
+}
+
+ssm_status ssm_module_load(void *context, const void *image, size_t bytes, void **module) {
+  // A copy, because PTX must end in NUL and a Go slice promises neither that nor alignment.
+  char *copy = malloc(bytes + 1);
+  if (copy == NULL) return status(SSM_NO_MEMORY, "malloc");
+  memcpy(copy, image, bytes);
+  copy[bytes] = '\0';
+  ssm_status result = status(driver.cuCtxPushCurrent_v2(context), "cuCtxPushCurrent_v2");
+  if (result.code == 0) {
+    CUcontext popped;
+    result = status(driver.cuModuleLoadData(module, copy), "cuModuleLoadData");
+    const CUresult pop_code = driver.cuCtxPopCurrent_v2(&popped);
+    if (result.code == 0) result = status(pop_code, "cuCtxPopCurrent_v2");
+  }
+  free(copy);
+  return result;
+}
+
+ssm_status ssm_module_unload(void *context, void *module) {
+  ENTER(context);
+  CHECK(cuModuleUnload, module);
+  LEAVE;
+}
+
+ssm_status ssm_get_function(void *context, void *module, const char *symbol, int32_t shared_bytes, ssm_function *out) {
+  ENTER(context);
+  CHECK(cuModuleGetFunction, &out->handle, module, symbol);
+  CHECK(cuFuncGetAttribute, &out->registers, FUNCTION_REGISTERS, out->handle);
+  CHECK(cuFuncGetAttribute, &out->local_bytes, FUNCTION_LOCAL_BYTES, out->handle);
+  CHECK(cuFuncGetAttribute, &out->static_shared, FUNCTION_STATIC_SHARED, out->handle);
+  CHECK(cuFuncGetAttribute, &out->max_threads, FUNCTION_MAX_THREADS, out->handle);
+  if (shared_bytes > 0) CHECK(cuFuncSetAttribute, out->handle, FUNCTION_DYNAMIC_SHARED, shared_bytes);
+  LEAVE;
+}
+
+ssm_status ssm_launch(void *context, void *function, uintptr_t stream, ssm_geometry geometry, ssm_args args) {
+  // args lives on this stack; the driver copies it before cuLaunchKernel returns.
+  size_t bytes = sizeof args;
+  void *extra[] = {LAUNCH_PARAM_BUFFER_POINTER, &args, LAUNCH_PARAM_BUFFER_SIZE, &bytes, LAUNCH_PARAM_END};
+  const uint32_t *grid = geometry.grid, *block = geometry.block;
+  ENTER(context);
+  CHECK(cuLaunchKernel, function, grid[0], grid[1], grid[2], block[0], block[1], block[2], geometry.shared_bytes,
+        (CUstream)stream, NULL, extra);
+  LEAVE;
+}
+
+ssm_status ssm_synchronize(void *context, uintptr_t stream) {
+  ENTER(context);
+  CHECK(cuStreamSynchronize, (CUstream)stream);
+  LEAVE;
+}
+
+ssm_status ssm_alloc(void *context, size_t bytes, uint64_t *address) {
+  ENTER(context);
+  CHECK(cuMemAlloc_v2, address, bytes);
+  LEAVE;
+}
+
+ssm_status ssm_free(void *context, uint64_t address) {
+  ENTER(context);
+  CHECK(cuMemFree_v2, address);
+  LEAVE;
+}
+
+ssm_status ssm_upload(void *context, uint64_t address, const void *host, size_t bytes) {
+  ENTER(context);
+  CHECK(cuMemcpyHtoD_v2, address, host, bytes);
+  LEAVE;
+}
+
+ssm_status ssm_download(void *context, void *host, uint64_t address, size_t bytes) {
+  ENTER(context);
+  CHECK(cuMemcpyDtoH_v2, host, address, bytes);
+  LEAVE;
+}

@@ -1,0 +1,61 @@
+// The CUDA driver interface, opened at run time: no cuda.h and no link against libcuda.
+
+#ifndef SSMSCAN_DRIVER_H
+#define SSMSCAN_DRIVER_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+// Failures that are not the driver's own; its CUresult values are positive.
+enum { SSM_NO_LIBRARY = -1, SSM_NO_SYMBOL = -2, SSM_NO_MEMORY = -3 };
+
+// What a call came to: code 0 is success; otherwise op names the driver function (or the library, or the missing
+// function) that failed. The string is static.
+typedef struct {
+  int32_t code;
+  const char *op;
+} ssm_status;
+
+typedef struct {
+  void *context;  // the primary context, retained
+  int32_t ordinal, device;
+  int32_t major, minor;       // compute capability
+  int32_t shared_limit;       // dynamic shared memory that a block may opt in to, bytes
+  int32_t driver_version;     // 1000 * major + 10 * minor
+  char name[96];
+} ssm_device;
+
+typedef struct {
+  void *handle;
+  int32_t registers, local_bytes, static_shared, max_threads;
+} ssm_function;
+
+// ScanArgs as bytes: Go states the fields and checks them against the manifest.
+typedef struct {
+  uint64_t words[36];
+} ssm_args;
+
+typedef struct {
+  uint32_t grid[3], block[3], shared_bytes;
+} ssm_geometry;
+
+// Opens libcuda and calls cuInit. Not safe to call from two threads at once; afterwards everything below is safe.
+ssm_status ssm_load(void);
+// Name and description of a CUresult; static strings, never NULL.
+void ssm_describe(int32_t code, const char **name, const char **detail);
+
+ssm_status ssm_open(int32_t ordinal, ssm_device *device);
+ssm_status ssm_close(int32_t device);
+
+// Each call below makes the context current, works and restores the context that was current.
+ssm_status ssm_module_load(void *context, const void *image, size_t bytes, void **module);
+ssm_status ssm_module_unload(void *context, void *module);
+ssm_status ssm_get_function(void *context, void *module, const char *symbol, int32_t shared_bytes, ssm_function *out);
+ssm_status ssm_launch(void *context, void *function, uintptr_t stream, ssm_geometry geometry, ssm_args args);
+ssm_status ssm_synchronize(void *context, uintptr_t stream);
+ssm_status ssm_alloc(void *context, size_t bytes, uint64_t *address);
+ssm_status ssm_free(void *context, uint64_t address);
+ssm_status ssm_upload(void *context, uint64_t address, const void *host, size_t bytes);
+ssm_status ssm_download(void *context, void *host, uint64_t address, size_t bytes);
+
+#endif

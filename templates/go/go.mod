@@ -1,0 +1,3 @@
+module example.com/ssmscan
+
+go 1.23

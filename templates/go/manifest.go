@@ -1,0 +1,146 @@
+package ssmscan
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"fmt"
+	"maps"
+	"math"
+	"reflect"
+	"slices"
+	"strconv"
+	"strings"
+)
+
+// Field is one field of ScanArgs as a manifest row states it: its byte offset, and its NumPy type string such as <u8.
+type Field struct {
+	Name   string `json:"name"`
+	Offset int    `json:"offset"`
+	Type   string `json:"type"`
+}
+
+// Usage is what one entry of an image uses: registers of a thread, and bytes.
+type Usage struct {
+	Registers    int `json:"registers"`
+	StaticShared int `json:"static_shared"`
+	LocalBytes   int `json:"local_bytes"`
+}
+
+// Image is what a manifest row says of the image for one target; sizes are in bytes, Usage is by symbol.
+type Image struct {
+	Kind          string           `json:"kind"`
+	Bytes         int              `json:"bytes"`
+	SHA256        string           `json:"sha256"`
+	DynamicShared int              `json:"dynamic_shared"`
+	Usage         map[string]Usage `json:"usage"`
+}
+
+// GridRule names how a launch finds its grid, with the integers of the rule.
+type GridRule struct {
+	Rule string `json:"rule"`
+	Rows int64  `json:"rows"`
+}
+
+// Spec is the part of a kernel's specification that a caller matches a problem against.
+type Spec struct {
+	DState int32 `json:"d_state"`
+	IO     DType `json:"io"`
+	State  DType `json:"state"`
+}
+
+// Row is one kernel of the manifest, as pyharness/manifest.py describes it.
+type Row struct {
+	Schema    int              `json:"schema"`
+	ID        string           `json:"id"`
+	Spec      Spec             `json:"spec"`
+	Entries   []string         `json:"entries"`
+	ArgsBytes int              `json:"args_bytes"`
+	Args      []Field          `json:"args"`
+	Block     int              `json:"block"` // threads
+	Grid      GridRule         `json:"grid"`
+	Targets   map[string]Image `json:"targets"`
+}
+
+// schema is the form of the manifest that this package reads.
+const schema = 1
+
+// ParseRow reads one manifest file.
+func ParseRow(text []byte) (*Row, error) {
+	row := new(Row)
+	if err := json.Unmarshal(text, row); err != nil {
+		return nil, fmt.Errorf("ssmscan: manifest row: %w", err)
+	}
+	if row.Schema != schema {
+		return nil, &ImageError{row.ID, "schema of the manifest row", strconv.Itoa(schema), strconv.Itoa(row.Schema)}
+	}
+	return row, nil
+}
+
+// Layout is the layout of ScanArgs as this package has it.
+func Layout() []Field {
+	kinds := map[reflect.Kind]string{
+		reflect.Uint64: "<u8", reflect.Int64: "<i8", reflect.Int32: "<i4", reflect.Uint32: "<u4", reflect.Float32: "<f4",
+	}
+	args := reflect.TypeFor[ScanArgs]()
+	layout := make([]Field, args.NumField())
+	for i := range layout {
+		field := args.Field(i)
+		layout[i] = Field{field.Tag.Get("scan"), int(field.Offset), kinds[field.Type.Kind()]}
+	}
+	return layout
+}
+
+// CheckLayout compares the row's argument layout with ScanArgs: its size, then field by field.
+func (r *Row) CheckLayout() error {
+	if r.ArgsBytes != ScanArgsBytes {
+		return &ImageError{r.ID, "bytes of ScanArgs", strconv.Itoa(ScanArgsBytes), strconv.Itoa(r.ArgsBytes)}
+	}
+	want := Layout()
+	if len(r.Args) != len(want) {
+		return &ImageError{r.ID, "fields of ScanArgs", strconv.Itoa(len(want)), strconv.Itoa(len(r.Args))}
+	}
+	for i, field := range want {
+		if r.Args[i] != field {
+			return &ImageError{r.ID, "ScanArgs." + field.Name, fmt.Sprint(field), fmt.Sprint(r.Args[i])}
+		}
+	}
+	return nil
+}
+
+// Blocks is the number of blocks on grid.x for a batch. Kernels stride over what is left when it reaches its limit.
+func (r *Row) Blocks(sequences, heads, headDim int32) (uint32, error) {
+	rule := r.Grid
+	if rule.Rule != "rows" || rule.Rows < 1 {
+		return 0, &ImageError{r.ID, "grid rule", "rows with at least 1 row", fmt.Sprintf("%s with %d", rule.Rule, rule.Rows)}
+	}
+	const limit = math.MaxInt32
+	rowBlocks := (int64(headDim) + rule.Rows - 1) / rule.Rows
+	blocks := int64(max(sequences, 1)) * int64(heads) // below 2^62
+	if rowBlocks > 0 && blocks > limit/rowBlocks {
+		return limit, nil
+	}
+	return uint32(blocks * rowBlocks), nil
+}
+
+// check compares an image with what the row says of it for a target, and the row with this package.
+func (r *Row) check(target string, image []byte) (*Image, error) {
+	if err := r.CheckLayout(); err != nil {
+		return nil, err
+	}
+	if len(r.Entries) != 1 {
+		return nil, &ImageError{r.ID, "entries", "1", strconv.Itoa(len(r.Entries))}
+	}
+	want, ok := r.Targets[target]
+	if !ok {
+		return nil, &ImageError{r.ID, "target", target, strings.Join(slices.Sorted(maps.Keys(r.Targets)), ", ")}
+	}
+	if len(image) != want.Bytes {
+		return nil, &ImageError{r.ID, "image bytes", strconv.Itoa(want.Bytes), strconv.Itoa(len(image))}
+	}
+	sum := sha256.Sum256(image)
+	if have := hex.EncodeToString(sum[:]); have != want.SHA256 {
+		return nil, &ImageError{r.ID, "image sha256", want.SHA256, have}
+	}
+	return &want, nil
+}

@@ -1,0 +1,106 @@
+"""What the device layer notices on the GPU, each shown with a kernel or a call that is wrong on purpose."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from pyharness import toolchain
+from pyharness.cases import Options, Shape, draw
+from pyharness.device import Entry, Graph, Memory, get
+from pyharness.errors import DeviceError, ImageError
+from pyharness.families import RecurrentSpec
+from pyharness.scan import scan
+from pyharness.toolchain import Image, Job
+
+ARGS = "struct Args { unsigned long long pointers[19]; long long rest[17]; };"
+
+
+def compiled(source: str) -> Image:
+    device = get()
+    job = Job("test", f"{ARGS}\n{source}", device.target, toolchain.flags("recurrent"))
+    return toolchain.compile_cached(job, toolchain.find_compiler())
+
+
+def broken_kernel(chunk: int, body: str) -> str:
+    """The id of a kernel that the catalogue has not, loaded with another body."""
+    spec = RecurrentSpec(d_state=16, chunk=chunk)
+    get().kernel(spec, compiled(f'extern "C" __global__ void {spec.symbol()}(Args a) {{ {body} }}'))
+    return spec.id
+
+
+def fill_y(extra: str) -> str:
+    return (
+        "if (blockIdx.x || threadIdx.x) return; float* y = (float*)a.pointers[2]; float* x = (float*)a.pointers[0];"
+        f"for (int i = 0; i < 24; ++i) y[i] = 0.0f; {extra}"
+    )
+
+
+@pytest.mark.parametrize(
+    ("chunk", "extra", "message"),
+    [
+        (3, "y[24] = 1.0f;", r"y: 0 bytes past its last element"),
+        (5, "y[-3] = 1.0f;", r"y: 12 bytes before its first element"),
+        (6, "x[1] = 1.0f;", r"x: byte 4 of its span, of a read-only array"),
+        (7, "y[7] = __int_as_float(-1);", r"left output unwritten: y\[1, 0, 1\]"),
+    ],
+)
+def test_a_wrong_store_is_found(chunk: int, extra: str, message: str) -> None:
+    # A problem of 4 tokens, 1 head and 6 rows: y has 24 elements.
+    problem = draw(1, Shape((4,), 1, 6, 16), Options(fresh="all"))
+    with pytest.raises(DeviceError, match=message):
+        scan(problem, broken_kernel(chunk, fill_y(extra)), "gpu")
+
+
+def test_a_kernel_that_uses_local_memory_is_refused() -> None:
+    spec = RecurrentSpec(d_state=16, chunk=9)
+    body = (
+        "volatile float t[64]; for (int i = 0; i < 64; ++i) t[i] = i; ((float*)a.pointers[2])[0] = t[a.rest[0] & 63];"
+    )
+    with pytest.raises(ImageError, match="local memory"):
+        get().kernel(spec, compiled(f'extern "C" __global__ void {spec.symbol()}(Args a) {{ {body} }}'))
+
+
+def test_an_image_with_other_numbers_than_the_toolchain_says_is_refused() -> None:
+    spec = RecurrentSpec(d_state=16, chunk=10)
+    image = compiled(f'extern "C" __global__ void {spec.symbol()}(Args a) {{ *(float*)a.pointers[2] = 1.0f; }}')
+    usage = {symbol: dataclasses.replace(numbers, registers=200) for symbol, numbers in image.usage.items()}
+    with pytest.raises(ImageError, match="registers"):
+        get().kernel(spec, dataclasses.replace(image, usage=usage))
+
+
+def test_bytes_that_are_no_image_are_refused_where_they_are_loaded() -> None:
+    with pytest.raises(DeviceError, match="loading an image of 7 bytes"):
+        get().module(b"nothing")
+
+
+def test_launches_that_do_not_fit_are_refused_where_they_are_made() -> None:
+    device, spec = get(), RecurrentSpec(d_state=16)
+    kernel = device.kernel(spec)
+    with pytest.raises(DeviceError, match="288 bytes of arguments, found 280"):
+        kernel.launch(spec.plan(draw(1, Shape((1,), 1, 1, 16)).geometry), bytes(280))
+    entry = next(iter(kernel.entries.values()))
+    with pytest.raises(DeviceError, match="dynamic shared memory"):
+        entry.launch((1, 1, 1), (32, 1, 1), bytes(288), device.shared_limit + 4)
+    with pytest.raises(DeviceError, match="blocks of at most"):
+        entry.launch((1, 1, 1), (2048, 1, 1), bytes(288))
+
+
+def test_a_graph_replays_its_launches() -> None:
+    device = get()
+    image = compiled('extern "C" __global__ void add_one(int* at) { at[threadIdx.x] += 1; }')
+    entry = Entry(device, device.module(image.data), "add_one")
+    memory = Memory(device, 32 * 4)
+    memory.write(np.zeros(32, np.int32))
+
+    def call() -> None:
+        entry.launch((1, 1, 1), (32, 1, 1), memory.address.to_bytes(8, "little"))
+
+    with device:
+        graph = Graph(device, [call, call, call])
+        assert device.time(graph, 5) > 0
+        graph.destroy()
+    assert (memory.read().view(np.int32) == 15).all()
+    memory.free()

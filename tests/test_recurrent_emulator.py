@@ -1,0 +1,378 @@
+"""The recurrent family on the CPU: every layout against the oracle, and the emulator against broken kernels.
+
+The kernels are the emitted text, unchanged. Where a test breaks one on purpose, it edits that text, the launch or the
+arguments, and the emulator has to name the fault: a check that never fires proves nothing.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+
+from pyharness import EmulatorError, ScanProblem, scan
+from pyharness.args import SCAN_ARGS, Flag
+from pyharness.binding import bind, outputs
+from pyharness.cases import (
+    ANCESTOR_D_STATE,
+    Case,
+    Options,
+    Shape,
+    ancestor_cases,
+    draw,
+    edge_cases,
+    huge_slot_stride,
+    long_case,
+    many_channels,
+    many_sequences,
+    model_cases,
+    peer_cases,
+    tiny_steps,
+)
+from pyharness.compare import compare, scaled_error
+from pyharness.emulator import EmulatorBuffer, EmulatorLaunch, run
+from pyharness.families import RecurrentSpec
+from pyharness.families.recurrent import LAYOUTS
+from pyharness.oracle import oracle
+from pyharness.render import render
+from pyharness.scan import ScanResult, run_emulator
+from pyharness.toolchain import cuda_include_dirs
+from tests.strategies import problems
+
+SETTINGS = settings(
+    max_examples=25,
+    deadline=None,
+    derandomize=True,
+    database=None,
+    # Explaining a failure runs the kernel hundreds of times more and tells nothing about CUDA text.
+    phases=(Phase.explicit, Phase.generate, Phase.shrink),
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+)
+EVERY_LAYOUT = pytest.mark.parametrize("layout", LAYOUTS)
+
+
+def small(layout: str, io: str = "f32", state: str = "f32") -> RecurrentSpec:
+    """A kernel of a layout whose last lane is partly empty and whose chunk is a few tokens; two warps a block."""
+    if layout == "generic":
+        return RecurrentSpec(d_state=0, layout=layout, io=io, state=state)
+    if layout == "block":
+        return RecurrentSpec(d_state=38, layout=layout, io=io, state=state)
+    sizes: dict[str, Any] = {"lanes": 4, "rows": 16, "chunk": 5}
+    if layout == "tiled":
+        sizes |= {"rows": 32, "warps": 2}
+    return RecurrentSpec(d_state=38, layout=layout, io=io, state=state, **sizes)
+
+
+def default(layout: str, d_state: int, io: str = "f32", state: str = "f32") -> RecurrentSpec:
+    """The kernel of a layout with default fields; `generic` takes d_state when it runs."""
+    return RecurrentSpec(d_state=0 if layout == "generic" else d_state, layout=layout, io=io, state=state)
+
+
+def assert_right(problem: ScanProblem, spec: RecurrentSpec) -> None:
+    errors = compare(scan(problem, spec.id, "emulator"), problem)
+    assert errors.ok, f"{spec.id}: {errors}"
+
+
+# Right answers.
+
+
+@EVERY_LAYOUT
+@SETTINGS
+@given(data=st.data())
+def test_any_problem_matches_the_oracle(layout: str, data: st.DataObject) -> None:
+    io, state = data.draw(st.sampled_from((("f32", "f32"), ("bf16", "f32"), ("f16", "bf16"), ("f32", "f16"))))
+    assert_right(data.draw(problems(38, io, state)), small(layout, io, state))
+
+
+@EVERY_LAYOUT
+@SETTINGS
+@given(problem=problems(16, most_tokens=20))
+def test_any_problem_matches_the_oracle_where_vectors_fit(layout: str, problem: ScanProblem) -> None:
+    assert_right(problem, default(layout, 16))
+
+
+@EVERY_LAYOUT
+@pytest.mark.parametrize("io", ["f32", "bf16"])
+def test_edges(layout: str, io: str) -> None:
+    """Every known fault and edge, at both d_state: a multiple of 16 bytes and not."""
+    spec = small(layout, io)
+    for case in edge_cases(38, chunk=spec.chunk or 5):
+        problem = case.build()
+        if problem.io == io:
+            errors = compare(scan(problem, spec.id, "emulator"), problem)
+            assert errors.ok, f"{spec.id}, {case.name}: {errors}"
+
+
+@EVERY_LAYOUT
+@pytest.mark.parametrize("d_state", ANCESTOR_D_STATE)
+def test_what_the_ancestor_was_tested_on(layout: str, d_state: int) -> None:
+    for case in ancestor_cases(d_state, reduce=True):
+        problem = case.build()
+        # The emulator's time goes with rows x columns: fewer rows of the widest state.
+        if d_state == 1024:
+            problem = cut_rows(problem, 9)
+        assert_right(problem, default(layout, d_state))
+
+
+def cut_rows(problem: ScanProblem, rows: int) -> ScanProblem:
+    """The problem on the first rows of every head and on one head."""
+
+    def cut(array: np.ndarray[Any, Any] | None) -> np.ndarray[Any, Any] | None:
+        return None if array is None else np.ascontiguousarray(array[:, :1, :rows])
+
+    def head(array: np.ndarray[Any, Any] | None) -> np.ndarray[Any, Any] | None:
+        return None if array is None else np.ascontiguousarray(array[:1])
+
+    return replace(
+        problem,
+        x=cut(problem.x),
+        z=cut(problem.z),
+        state=cut(problem.state),
+        dt=np.ascontiguousarray(problem.dt[:, :1]),
+        A=head(problem.A),
+        D=head(problem.D),
+        dt_bias=head(problem.dt_bias),
+    )
+
+
+@EVERY_LAYOUT
+def test_4096_tokens(layout: str) -> None:
+    assert_right(long_case(16, reduce=True), default(layout, 16))
+
+
+PEERS = list(peer_cases(reduce=True))
+MODELS = [*model_cases((5, 1, 18), reduce=True, io="bf16"), *model_cases((3, 2), reduce=True, io="f32")]
+
+
+def assert_case(case: Case, layout: str) -> None:
+    problem = case.build()
+    spec = default(layout, problem.d_state, problem.io, problem.state_dtype)
+    result = scan(problem, spec.id, "emulator")
+    truth = oracle(problem)
+    errors = compare(result, problem, truth)
+    assert errors.ok, f"{case.name} on {spec.id}: {errors}"
+    limit = case.tolerance
+    if limit is None:
+        return
+    if limit.nmse:
+        square = float(((result.y - truth.y) ** 2).mean() / (truth.y**2).mean())
+        assert square <= limit.nmse, f"{case.name} on {spec.id}: NMSE {square:.2e}"
+    else:
+        scaled = scaled_error(result.y, truth.y, limit.rtol, limit.atol)
+        assert scaled <= 1, f"{case.name} on {spec.id}: {scaled:.2f} of the peer's tolerance"
+
+
+@EVERY_LAYOUT
+def test_peers_suites(layout: str) -> None:
+    """The peers' cases in reduced form, dealt out over the layouts; each layout gets every seventh."""
+    for case in PEERS[LAYOUTS.index(layout) :: len(LAYOUTS)]:
+        assert_case(case, layout)
+
+
+@EVERY_LAYOUT
+def test_real_models(layout: str) -> None:
+    """Real models in reduced form, dealt out like the peers' cases."""
+    for case in MODELS[LAYOUTS.index(layout) :: len(LAYOUTS)]:
+        assert_case(case, layout)
+
+
+@EVERY_LAYOUT
+def test_small_steps_keep_their_digits(layout: str) -> None:
+    """softplus down to dt = -80: log(exp(dt) + 1) would be exactly 0 below -17. 1e-6 relative, element by element."""
+    problem = tiny_steps(4)
+    y = scan(problem, default(layout, 4).id, "emulator").y.astype(np.float64)
+    np.testing.assert_allclose(y, oracle(problem).y, rtol=1e-6, atol=0)
+
+
+@EVERY_LAYOUT
+def test_slots_beyond_32_bits(layout: str) -> None:
+    assert_right(huge_slot_stride(16), default(layout, 16))
+
+
+@pytest.mark.parametrize("layout", ["block", "generic", "tiled"])
+def test_more_sequences_or_channels_than_a_grid_dimension_counts(layout: str) -> None:
+    assert_right(many_sequences(1), default(layout, 1))
+    assert_right(many_channels(1), default(layout, 1))
+
+
+@EVERY_LAYOUT
+def test_a_sequence_gives_the_same_bits_anywhere_in_a_batch(layout: str) -> None:
+    """Alone, among others, in another order, and with another order of threads and blocks."""
+    spec = small(layout)
+    problem = draw(21, Shape((7, 12, 1, 9), 2, 18, 38), Options(z=True))
+    whole = scan(problem, spec.id, "emulator")
+    assert problem.read_slots is not None
+    start, end, slot = 7, 19, problem.read_slots[1:2]
+    rows = {name: getattr(problem, name)[start:end] for name in ("x", "dt", "B", "C", "z")}
+    alone = scan(replace(problem, **rows, cu_seqlens=None, read_slots=slot), spec.id, "emulator")
+    assert alone.y.tobytes() == whole.y[start:end].tobytes()
+    assert alone.state[slot[0]].tobytes() == whole.state[slot[0]].tobytes()
+    shuffled = replace(problem, sequence_order=np.array([3, 1, 0, 2], np.int32))
+    again = run_emulator(shuffled, spec, seed=5, resident_blocks=3)
+    assert again.y.tobytes() == whole.y.tobytes()
+    assert again.state.tobytes() == whole.state.tobytes()
+
+
+def test_all_lane_counts_of_tiled_give_the_same_bits() -> None:
+    problem = draw(22, Shape((9, 4), 2, 10, 48), Options())
+    specs = [RecurrentSpec(d_state=48, lanes=lanes) for lanes in (1, 2, 4, 8)]
+    bits = [scan(problem, spec.id, "emulator").y.tobytes() for spec in specs]
+    assert len(set(bits)) == 1
+
+
+@EVERY_LAYOUT
+def test_y_may_start_anywhere_and_have_any_stride(layout: str) -> None:
+    problem = draw(23, Shape((7, 4), 2, 8, 38), Options())
+    for shift, stride in ((1, 16), (0, 19), (4, 20), (0, 16)):
+        results = outputs(problem)
+        memory = np.zeros(16 * stride + 64, np.float32)
+        base = -memory.ctypes.data // 4 % 16 + shift
+        y = np.lib.stride_tricks.as_strided(memory[base:], (11, 2, 8), (4 * stride, 32, 4))
+        results = run_emulator(problem, small(layout), results=replace(results, y=y))
+        errors = compare(ScanResult(results.y, results.state, "", "emulator"), problem)
+        assert errors.ok, f"y at {shift} by {stride}: {errors}"
+
+
+# Broken kernels.
+
+
+def run_broken(
+    source: str,
+    spec: RecurrentSpec,
+    problem: ScanProblem,
+    *,
+    grid: int = 0,
+    flags: int = 0,
+    arrays: dict[str, np.ndarray[Any, Any]] | None = None,
+) -> None:
+    """Run a text as `run_emulator` does, with fewer blocks, flags that lie, or other arrays than the arguments say."""
+    plan = spec.plan(problem.geometry)
+    binding = bind(problem, plan, outputs(problem))
+    buffers = [
+        EmulatorBuffer(b.name, (arrays or {}).get(b.name, b.array), b.writable, b.initialised, b.must_write)
+        for b in binding.buffers
+    ]
+    launches = [
+        EmulatorLaunch(step.entry, (grid, 1, 1) if grid else step.grid, step.block, step.shared_bytes)
+        for step in plan.launches
+    ]
+
+    def pack(addresses: Any) -> bytes:
+        record = np.frombuffer(binding.pack(addresses), SCAN_ARGS).copy()
+        record["flags"] |= np.uint32(flags)
+        return record.tobytes()
+
+    run(source, launches, buffers, pack, include_dirs=cuda_include_dirs())
+
+
+def kinds(error: EmulatorError) -> set[str]:
+    return {finding.kind for finding in error.findings}
+
+
+def exercising(spec: RecurrentSpec) -> list[ScanProblem]:
+    """Problems that reach every barrier: several chunks, items and row tiles a block, tiles of state both ways."""
+    n = spec.d_state or 38
+    lengths = (2 * (spec.chunk or 20) + 3, 3)
+    options = Options(io=spec.io, state=spec.state, z=True, checkpoints=4, slots="moved")
+    return [
+        draw(31, Shape(lengths, 2, 40, n), replace(options, checkpoints=0)),
+        draw(32, Shape(lengths, 2, 18, n), options),
+    ]
+
+
+BARRIER = "__syncthreads();"
+
+
+def broken_barriers() -> list[Any]:
+    """Layout, io and number of every barrier in the emitted texts."""
+    found = []
+    for layout in LAYOUTS:
+        for io in ("f32", "bf16") if layout == "tiled" else ("f32",):
+            count = render(small(layout, io)).count(BARRIER)
+            assert count, f"{layout} has no barrier to delete"
+            found += [pytest.param(layout, io, i, id=f"{layout}-{io}-{i}") for i in range(count)]
+    return found
+
+
+@EVERY_LAYOUT
+def test_unbroken_kernels_pass_where_broken_ones_are_run(layout: str) -> None:
+    for io in ("f32", "bf16"):
+        spec = small(layout, io)
+        for problem in exercising(spec):
+            for grid in (0, 1):
+                run_broken(render(spec), spec, problem, grid=grid)
+
+
+@pytest.mark.parametrize(("layout", "io", "number"), broken_barriers())
+def test_a_deleted_barrier_is_a_race(layout: str, io: str, number: int) -> None:
+    spec = small(layout, io)
+    parts = render(spec).split(BARRIER)
+    source = BARRIER.join(parts[: number + 1]) + BARRIER.join(["", *parts[number + 1 :]])[len(BARRIER) :]
+    assert source.count(BARRIER) == len(parts) - 2
+    seen: set[str] = set()
+    for problem in exercising(spec):
+        for grid in (0, 1):
+            try:
+                run_broken(source, spec, problem, grid=grid)
+            except EmulatorError as error:
+                seen |= kinds(error)
+    where = parts[number + 1].splitlines()[0]
+    assert seen & {"race", "uninitialised", "async-copy"}, f"barrier {number} of {spec.id} ({where}): found {seen}"
+
+
+@pytest.mark.parametrize("io", ["f32", "bf16"])
+def test_a_deleted_wait_is_found(io: str) -> None:
+    spec = small("tiled", io)
+    # 16-byte copies need rows at multiples of 16 bytes.
+    spec = replace(spec, d_state=32)
+    source = render(spec)
+    call = re.compile(r"^ *copy_async_wait_all\(\);$", re.MULTILINE)
+    assert len(call.findall(source)) == 1
+    problem = draw(33, Shape((13, 3), 2, 32, 32), Options(io=io))
+    run_broken(source, spec, problem)
+    with pytest.raises(EmulatorError) as caught:
+        run_broken(call.sub("", source), spec, problem)
+    assert kinds(caught.value) & {"async-copy", "copy-not-awaited"}
+
+
+@EVERY_LAYOUT
+def test_a_vector_access_off_its_alignment_is_found(layout: str) -> None:
+    """The arguments claim 16-byte rows of state where the pool starts one element later."""
+    spec = default(layout, 16)
+    problem = draw(34, Shape((9,), 1, 16, 16), Options(shift=1))
+    run_broken(render(spec), spec, problem)
+    if layout == "block":
+        return  # one element a thread: it has no vector access to misalign
+    with pytest.raises(EmulatorError) as caught:
+        run_broken(render(spec), spec, problem, flags=Flag.VECTOR_STATE)
+    assert "misaligned" in kinds(caught.value)
+
+
+@EVERY_LAYOUT
+def test_an_output_that_is_not_stored_is_found(layout: str) -> None:
+    spec = small(layout)
+    source = render(spec)
+    store = re.compile(r"^ *y\[.*\] = from_f32<Io>\(out\);$", re.MULTILINE)
+    assert len(store.findall(source)) == 1
+    with pytest.raises(EmulatorError) as caught:
+        run_broken(store.sub(";", source), spec, exercising(spec)[0])
+    assert {(f.kind, f.buffer) for f in caught.value.findings} == {("unwritten", "y")}
+
+
+@EVERY_LAYOUT
+@pytest.mark.parametrize("name", ["x", "B", "C", "dt", "state", "A", "D"])
+def test_a_buffer_that_ends_one_element_early_is_found(layout: str, name: str) -> None:
+    spec = small(layout)
+    problem = draw(35, Shape((9,), 2, 5, 38), Options(slots="default", spare=0))
+    if name == "state":
+        problem = replace(problem, state=np.ascontiguousarray(problem.state[:1]))
+    whole = getattr(problem, name)
+    short = whole.reshape(-1)[:-1].copy()
+    with pytest.raises(EmulatorError) as caught:
+        run_broken(render(spec), spec, problem, arrays={name: short})
+    assert {(f.kind, f.buffer) for f in caught.value.findings} == {("out-of-bounds", name)}
