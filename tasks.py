@@ -37,6 +37,14 @@ def _command(**options: Any) -> Callable[[Callable[..., None]], Any]:
     return wrap
 
 
+def _whole(option: str, text: str) -> int:
+    # invoke itself answers a wrong number with a traceback, so options that are numbers arrive as text.
+    try:
+        return int(text or 0)
+    except ValueError:
+        raise Exit(f"error: --{option} must be a whole number, found {text!r}", code=1) from None
+
+
 def _show(rows: Sequence[Mapping[str, Any]], as_json: bool) -> None:
     print(json.dumps(rows, indent=2) if as_json else table(rows))
 
@@ -60,24 +68,25 @@ def _show(rows: Sequence[Mapping[str, Any]], as_json: bool) -> None:
 )
 def generate(
     _c: Context,
-    dstate: int,
+    dstate: str,
     family: str = "recurrent",
     layout: str = "",
-    lanes: int = 0,
-    rows: int = 0,
-    warps: int = 0,
-    chunk: int = 0,
+    lanes: str = "",
+    rows: str = "",
+    warps: str = "",
+    chunk: str = "",
     io: str = "f32",
     state: str = "f32",
     arch: str = "",
-    jobs: int = 0,
+    jobs: str = "",
     nvcc: str = "",
     json_: bool = False,
 ) -> None:
     """Emit, compile and list kernels for a d_state."""
-    sizes = {"lanes": lanes, "rows": rows, "warps": warps, "chunk": chunk}
-    choice = builder.choose(int(dstate), family, layout=layout, io=io, state=state, **sizes)
-    made = builder.generate(choice, builder.targets(arch), nvcc=nvcc, workers=jobs, track=Progress)
+    given = {"lanes": lanes, "rows": rows, "warps": warps, "chunk": chunk}
+    sizes = {name: _whole(name, text) for name, text in given.items()}
+    choice = builder.choose(_whole("dstate", dstate), family, layout=layout, io=io, state=state, **sizes)
+    made = builder.generate(choice, builder.targets(arch), nvcc=nvcc, workers=_whole("jobs", jobs), track=Progress)
     _show(made.listing(), json_)
     if not json_:
         for what, why in made.left_out.items():
@@ -93,9 +102,9 @@ def generate(
         "json": "print JSON",
     }
 )
-def build(_c: Context, check: bool = False, jobs: int = 0, json_: bool = False) -> None:
+def build(_c: Context, check: bool = False, jobs: str = "", json_: bool = False) -> None:
     """Compile the catalogue for every target and refresh generated/kernels and generated/manifest."""
-    built = builder.build(check=check, workers=jobs, track=Progress)
+    built = builder.build(check=check, workers=_whole("jobs", jobs), track=Progress)
     _show(built.listing(), json_)
     if not json_:
         for name, how in built.changed.items():
@@ -124,9 +133,9 @@ def _tell(what: str) -> None:
         "json": "print JSON",
     }
 )
-def vet(_c: Context, family: str = "", sanitize: bool = False, device: int = 0, json_: bool = False) -> None:
+def vet(_c: Context, family: str = "", sanitize: bool = False, device: str = "0", json_: bool = False) -> None:
     """Prove the catalogue on a GPU against the oracle and store the proofs in generated/vetting."""
-    document = vetting.vet(family or None, device, sanitize, _tell)
+    document = vetting.vet(family or None, _whole("device", device), sanitize, _tell)
     names = ("kernel", "cases", "worst", "worst_case", "registers", "dynamic_shared")
     _show([{name: proof[name] for name in names} for proof in document["images"].values()], json_)
     for tool, verdict in document["sanitizers"].items():
@@ -146,7 +155,7 @@ def bench(
     _c: Context,
     family: str = "recurrent",
     kernels: str = "",
-    device: int = 0,
+    device: str = "0",
     readme: bool = False,
     json_: bool = False,
 ) -> None:
@@ -155,7 +164,7 @@ def bench(
         print("README.md changed" if report.write_readme(family) else "README.md has these figures")
         return
     extra = [name for name in kernels.split(",") if name]
-    document = measure.bench(family, kernels=extra, ordinal=device, progress=_tell)
+    document = measure.bench(family, kernels=extra, ordinal=_whole("device", device), progress=_tell)
     _show(document["rows"] if json_ else report.listing(document["rows"]), json_)
 
 
@@ -177,12 +186,12 @@ def bench(
 )
 def select_(
     _c: Context,
-    tokens: int = 4096,
-    sequences: int = 1,
-    heads: int = 64,
-    headdim: int = 64,
-    dstate: int = 128,
-    groups: int = 8,
+    tokens: str = "4096",
+    sequences: str = "1",
+    heads: str = "64",
+    headdim: str = "64",
+    dstate: str = "128",
+    groups: str = "8",
     io: str = "f32",
     state: str = "f32",
     family: str = "",
@@ -190,7 +199,14 @@ def select_(
     json_: bool = False,
 ) -> None:
     """Say which kernel runs a problem on the GPU present, or on none."""
-    geometry = Geometry(tokens, sequences, heads, headdim, groups, dstate)
+    geometry = Geometry(
+        tokens=_whole("tokens", tokens),
+        sequences=_whole("sequences", sequences),
+        heads=_whole("heads", heads),
+        head_dim=_whole("headdim", headdim),
+        groups=_whole("groups", groups),
+        d_state=_whole("dstate", dstate),
+    )
     here = next((selection.Device(gpu.name, gpu.target) for gpu in gpus.driver().gpus), None)
     chosen = selection.choose(selection.Features(geometry, io, state), here, family=family or None)
     if json_:

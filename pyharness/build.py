@@ -134,7 +134,7 @@ def choose(
         except NoKernel as error:
             if len(layouts) == 1:
                 raise
-            refused[name] = str(error)
+            refused[name] = str(error).rpartition("}: ")[2]
         else:
             specs[spec.id] = spec
     if not specs:

@@ -63,9 +63,12 @@ def plain_cases(spec: KernelSpec) -> Iterator[Case]:
         return
     for d_state in d_states(spec):
         # A layout that stages nothing has no chunk; the cases around 8 tokens serve it as well.
-        edges = cases.edge_cases(d_state, chunk=min(getattr(spec, "chunk", 0) or 8, 32))
-        # One of them is of 16 bits.
-        yield from (case for case in edges if not mismatch(Features.of(solved(case)[0]), spec))
+        chunk = min(getattr(spec, "chunk", 0) or 8, 32)
+        for case in cases.edge_cases(d_state, chunk=chunk):
+            named = replace(case, name=f"{case.name} n{d_state} chunk {chunk}")
+            # One of them is of 16 bits.
+            if not mismatch(Features.of(solved(named)[0]), spec):
+                yield named
         yield from cases.ancestor_cases(d_state, reduce=True)
 
 
@@ -113,7 +116,7 @@ _kept: dict[str, tuple[ScanProblem, OracleResult]] = {}
 
 
 def solved(case: Case) -> tuple[ScanProblem, OracleResult]:
-    """A case's problem and what is right, worked out once a name: kernels share them."""
+    """A case's problem and what is right, worked out once for each name: kernels share them."""
     if case.name not in _kept:
         problem = case.build()
         _kept[case.name] = (problem, oracle(problem))
@@ -350,7 +353,7 @@ def sanitizer_verdict(code: int, output: str) -> str:
     """What a run of compute-sanitizer means; without its summary line the tool did not work here."""
     lines = [line.strip("= ").strip() for line in output.splitlines() if line.strip("= ").strip()]
     summaries = [line for line in lines if "SUMMARY" in line]
-    if code == 0 and summaries:
+    if code == 0 and summaries and all("SUMMARY: 0 " in line for line in summaries):
         return "clean"
     if summaries:
         # The first finding and the summary; or what the watched program itself failed of.
@@ -395,7 +398,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     document = vet(options.family, options.device, options.sanitize, notes.print)
     rows = [
-        {name: image[name] for name in ("kernel", "cases", "worst", "worst_case", "registers", "dynamic_shared")}
+        {name: image[name] for name in ("kernel", "cases", "registers", "dynamic_shared")}
+        | {"worst": f"{image['worst']:.3f} of what is allowed: {image['worst_case']}"}
         for image in document["images"].values()
     ]
     console.print(table(rows), markup=False, soft_wrap=True)

@@ -19,10 +19,21 @@ def test_a_kernel_gets_cases_of_its_own_d_state_and_types() -> None:
 
 
 def test_case_names_are_unique() -> None:
+    """Problems are worked out once a name, so two cases of one name would be one."""
     spec = RecurrentSpec(d_state=0, layout="generic")
     names = [case.name for d_state in vet.d_states(spec) for case in vet.option_cases(d_state, "f32", "f32")]
     names += [case.name for case in vet.geometry_cases(spec)]
+    names += [case.name for case in vet.plain_cases(spec)]
     assert len(set(names)) == len(names)
+
+
+def test_every_f32_kernel_gets_the_edges_at_its_own_d_state() -> None:
+    counts = []
+    for d_state in (16, 20):
+        problems = [vet.solved(case)[0] for case in vet.plain_cases(RecurrentSpec(d_state=d_state))]
+        assert {problem.d_state for problem in problems} == {d_state}
+        counts.append(len(problems))
+    assert counts[0] == counts[1] > 40
 
 
 def test_one_sequence_and_another_order_are_the_same_problem_to_the_oracle() -> None:
@@ -47,6 +58,7 @@ def test_one_sequence_and_another_order_are_the_same_problem_to_the_oracle() -> 
     [
         (0, "========= COMPUTE-SANITIZER\n========= ERROR SUMMARY: 0 errors\n", "clean"),
         (0, "========= RACECHECK SUMMARY: 0 hazards displayed (0 errors, 0 warnings)\n", "clean"),
+        (0, "========= RACECHECK SUMMARY: 2 hazards displayed (0 errors, 2 warnings)\n", "found: "),
         (99, "========= Invalid __global__ read\n========= ERROR SUMMARY: 3 errors\n", "found: "),
         (255, "========= Error: Device not supported\n", "not run: exit code 255: Error: Device not supported"),
         (1, "Traceback\nDeviceError: wrong\n========= ERROR SUMMARY: 0 errors\n", "found: "),

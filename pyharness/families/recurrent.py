@@ -14,7 +14,7 @@ STAGED = ("slices", "interleaved", "padded", "swizzled", "generic")
 MAX_D_STATE = 1024
 MAX_SLICE = 64
 STAGING_BUDGET = 32 * 1024
-MAX_BATCH = 4
+MAX_BATCH = 8
 
 
 def _power_of_two_at_least(value: int) -> int:
@@ -175,7 +175,7 @@ class RecurrentSpec(KernelSpec):
     @property
     def batch(self) -> int:
         """Tokens whose y sums are reduced together over a row's lanes (`tiled`)."""
-        most = max(1, min(MAX_BATCH, self.chunk, self.lanes // self.row_tile))
+        most = min(MAX_BATCH, self.chunk)
         return 1 << (most.bit_length() - 1)
 
     @property

@@ -1,0 +1,177 @@
+"""The command line, and how a run of the tests reports what it did not test."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from pyharness import doctor, gpus, lint, listing, suite
+from pyharness.errors import DeviceError
+from pyharness.families import RecurrentSpec
+from pyharness.toolchain import ROOT
+
+H200 = gpus.Driver("580.65.06", "13.0", (gpus.Gpu("NVIDIA H200", 9, 0),))
+TASKS = ("generate", "build", "test", "vet", "bench", "select", "doctor", "lint", "clean")
+
+
+def invoke(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "invoke", *arguments]
+    return subprocess.run(command, cwd=ROOT, text=True, capture_output=True, check=False)
+
+
+def test_every_task_says_what_it_does() -> None:
+    shown = json.loads(invoke("--list", "--list-format=json").stdout)
+    assert {one["name"] for one in shown["tasks"]} == set(TASKS)
+    assert all(one["help"].endswith(".") for one in shown["tasks"])
+
+
+def test_generate_emits_compiles_and_lists() -> None:
+    spec = RecurrentSpec(d_state=16, layout="slices", chunk=5)
+    arguments = ("generate", "--dstate", "16", "--layout", "slices", "--chunk", "5", "--arch", "sm_90")
+    shown = invoke(*arguments)
+    header, row, where = shown.stdout.splitlines()
+    assert header.split() == ["id", "target", "registers", "spills", "shared", "bytes", "seconds"]
+    assert row.split()[:2] == [spec.id, "sm_90"]
+    assert where == "sources: build/kernels/"
+    assert "compile 1/1" in shown.stderr
+    assert "\x1b" not in shown.stdout + shown.stderr
+    (as_json,) = json.loads(invoke(*arguments, "--json").stdout)
+    assert [str(as_json[name]) for name in header.split()[:-1]] == row.split()[:-1]
+    assert as_json["seconds"] == 0  # from the cache
+    source = ROOT / "build" / "kernels" / f"{spec.id}.cu"
+    assert spec.symbol() in source.read_text()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--lanes", "3"), "lanes must be a power of two from 1 to 32, found 3"),
+        (("--lanes", "many"), "error: --lanes must be a whole number, found 'many'"),
+        (("--layout", "padded", "--lanes=-1"), "lanes must be a power of two from 1 to 32, found -1"),
+        (("--chunk", "65"), "chunk must be 1 to 64 tokens, found 65"),
+        (("--arch", "sm_1"), "--arch must name some of sm_75,"),
+        (("--nvcc", "/nowhere/nvcc"), "nvcc '/nowhere/nvcc' was asked for, found no such program"),
+        (("--jobs=-1", "--arch", "sm_90"), "the number of parallel compilers must be at least 1, found -1"),
+        (("--family", "other"), "family must be one of recurrent"),
+    ],
+)
+def test_a_wrong_option_is_told_without_a_traceback(arguments: tuple[str, ...], message: str) -> None:
+    shown = invoke("generate", "--dstate", "128", *arguments)
+    assert shown.returncode == 1
+    assert message in shown.stderr
+    assert "Traceback" not in shown.stderr
+    assert shown.stdout == ""
+
+
+def test_select_names_a_kernel_and_explains() -> None:
+    arguments = ("select", "--tokens", "16", "--sequences", "16")
+    assert invoke(*arguments).stdout.startswith("recurrent_n128_")
+    chosen = json.loads(invoke(*arguments, "--json").stdout)
+    assert invoke(*arguments, "--explain").stdout.splitlines()[:2] == [chosen["id"], chosen["why"]]
+    refused = invoke("select", "--dstate", "2000")
+    assert (refused.returncode, refused.stderr[:6]) == (1, "error:")
+
+
+def test_doctor_lists_what_is_here() -> None:
+    found = {one["name"]: one for one in json.loads(invoke("doctor", "--json").stdout)}
+    assert found["nvcc"]["found"].startswith("13.0.88")
+    assert found["g++"]["state"] == "ok"
+
+
+@pytest.mark.skipif(bool(gpus.driver().gpus), reason="there is a GPU here")
+@pytest.mark.parametrize("arguments", [("test", "--gpu"), ("vet",), ("bench",)])
+def test_gpu_work_without_a_gpu_fails(arguments: tuple[str, ...]) -> None:
+    shown = invoke(*arguments)
+    assert shown.returncode == 1
+    assert "GPU" in shown.stderr
+    assert "Traceback" not in shown.stderr
+
+
+# The summary of a run of the tests.
+
+
+@pytest.fixture
+def ran(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, list[str]]]:
+    calls: list[tuple[str, list[str]]] = []
+
+    def pytest_run(name: str, arguments: list[str]) -> tuple[int, int, Counter[str]]:
+        calls.append((name, arguments))
+        return (1 if name == "gpu" else 0), 10, Counter({"needs a GPU": 2, f"needs {name}": 1})
+
+    monkeypatch.setattr(suite, "_pytest", pytest_run)
+    return calls
+
+
+def _installed(monkeypatch: pytest.MonkeyPatch, driver: gpus.Driver, *names: str) -> None:
+    monkeypatch.setattr(gpus, "driver", lambda: driver)
+    monkeypatch.setattr(doctor, "version", lambda name: "1.0" if name in names else "")
+
+
+def test_without_a_gpu_the_summary_says_so(ran: list[tuple[str, list[str]]], monkeypatch: pytest.MonkeyPatch) -> None:
+    _installed(monkeypatch, gpus.Driver(problem="no NVIDIA driver"))
+    outcome = suite.run()
+    assert (outcome.code, outcome.passed, [name for name, _ in ran]) == (0, 10, ["cpu"])
+    assert outcome.summary() == "skipped 2: needs a GPU\nskipped 1: needs cpu\nnot run on a GPU: no NVIDIA driver"
+    with pytest.raises(DeviceError, match="a GPU was wanted for the GPU tests, found none: no NVIDIA driver"):
+        suite.run(gpu=True)
+
+
+def test_a_gpu_without_pycuda_is_told_and_fails_where_asked_for(
+    ran: list[tuple[str, list[str]]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _installed(monkeypatch, H200, "cuda-bindings")
+    (note,) = suite.run().notes
+    assert note == "not run on the GPU: pycuda not installed: run `uv run invoke doctor --install-pycuda`"
+    with pytest.raises(DeviceError, match="pycuda not installed: run `uv run invoke doctor --install-pycuda`"):
+        suite.run(gpu=True)
+
+
+def test_with_a_gpu_both_parts_run_and_either_fails_the_whole(
+    ran: list[tuple[str, list[str]]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _installed(monkeypatch, H200, "pycuda", "cuda-bindings")
+    outcome = suite.run(gpu=True)
+    assert [name for name, _ in ran] == ["cpu", "gpu"]
+    assert "--ignore=tests/gpu" in ran[0][1]
+    assert ran[1][1][-1] == "tests/gpu"
+    assert (outcome.code, outcome.passed, outcome.notes) == (1, 20, ())
+    assert outcome.skipped == {"needs a GPU": 4, "needs cpu": 1, "needs gpu": 1}
+
+
+def test_skips_are_read_from_the_report(tmp_path: Path) -> None:
+    report = tmp_path / "report.xml"
+    report.write_text(
+        '<testsuites><testsuite><testcase name="a"/><testcase name="b"><skipped message="no GPU"/></testcase>'
+        '<testcase name="c"><failure/></testcase><testcase name="d"><system-out/></testcase></testsuite></testsuites>'
+    )
+    assert suite._read_report(report) == (2, Counter({"no GPU": 1}))
+    assert suite._read_report(tmp_path / "none.xml") == (0, Counter())
+
+
+# Listings and checks.
+
+
+def test_a_table_is_aligned() -> None:
+    rows = [{"id": "a", "bytes": 5, "seconds": 1.25}, {"id": "longer", "bytes": "-", "seconds": 10.0}]
+    assert listing.table(rows) == "id      bytes  seconds\na           5      1.2\nlonger      -     10.0"
+    assert listing.table([]) == ""
+
+
+def test_progress_in_a_pipe_is_plain_and_ends_with_the_last_step(capsys: pytest.CaptureFixture[str]) -> None:
+    with listing.Progress("compile", 3) as progress:
+        for name in "abc":
+            progress.step(name)
+    assert capsys.readouterr().err == "compile 3/3 c\n"
+
+
+def test_a_check_tells_by_exit_code_or_by_what_it_prints() -> None:
+    python = sys.executable
+    assert lint._said([python, "-c", "print('fine')"]) == ""
+    assert lint._said([python, "-c", "print('fine')"], says_when_wrong=True) == "fine"
+    assert lint._said([python, "-c", "print('wrong'); raise SystemExit(2)"]) == "wrong"
+    assert lint._said([python, "-c", "raise SystemExit(2)"]).endswith("ended with 2")
