@@ -291,11 +291,17 @@ def build(
             f"--nvcc and NVCC out, or use `invoke generate`"
         )
     images = _compile(catalogue, TARGETS, compiler, workers, track, build / "cache")
-    rows = []
+    rows: list[Row] = []
+    refused: list[str] = []
     for spec in catalogue:
         own = [made for made in images if made.name == spec.id]
         excluded = {target: spec.excluded(target) for target in TARGETS if spec.excluded(target)}
-        rows.append(manifest.make_row(spec, render(spec), own, compiler, toolchain.flags(spec.family), excluded))
+        try:
+            rows.append(manifest.make_row(spec, render(spec), own, compiler, toolchain.flags(spec.family), excluded))
+        except ImageError as error:
+            refused.append(str(error))
+    if refused:
+        raise ImageError("\n".join(refused))
     wanted = expected(rows, {spec.id: render(spec) for spec in catalogue})
     changed = differences(wanted, generated)
     if check and changed:

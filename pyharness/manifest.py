@@ -111,6 +111,7 @@ def make_row(
         ImageError: an image has other entries than the rest, or a thread keeps data in local memory.
     """
     entries: list[str] = []
+    local: list[str] = []
     for image in images:
         if image.kind != "cubin":
             continue
@@ -121,12 +122,16 @@ def make_row(
                 f"{spec.id} for {image.target}: the entries {wanted} were wanted, found {', '.join(found)}"
             )
         entries = found
-        for symbol, usage in image.usage.items():
-            if usage.local_bytes:
-                raise ImageError(
-                    f"{symbol} for {image.target}: no local memory was wanted, found {usage.local_bytes} bytes a "
-                    f"thread at {usage.registers} registers: give a lane fewer elements or a block fewer threads"
-                )
+        local += [
+            f"{use.local_bytes} bytes a thread at {use.registers} registers for {image.target}"
+            for use in image.usage.values()
+            if use.local_bytes
+        ]
+    if local:
+        raise ImageError(
+            f"{spec.id}: no local memory was wanted, found {', '.join(local)}: give a lane fewer elements or a block "
+            f"fewer threads"
+        )
     return Row(
         id=spec.id,
         family=spec.family,

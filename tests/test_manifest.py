@@ -120,8 +120,12 @@ def test_a_missing_image_has_its_reason(target: str, reason: str) -> None:
 
 
 def test_local_memory_is_refused() -> None:
-    with pytest.raises(ImageError, match="no local memory was wanted, found 16 bytes a thread at 40 registers"):
-        row(image(usage=dataclasses.replace(USAGE, local_bytes=16)))
+    with pytest.raises(ImageError, match="found 16 bytes .* 40 registers for sm_80, 8 bytes .* for sm_90:"):
+        row(
+            image("sm_80", dataclasses.replace(USAGE, local_bytes=16)),
+            image("sm_86"),
+            image("sm_90", dataclasses.replace(USAGE, local_bytes=8)),
+        )
 
 
 @pytest.mark.parametrize("entries", [(), ("other",), (SPEC.symbol(), SPEC.symbol("second"))])

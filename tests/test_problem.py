@@ -323,7 +323,7 @@ def test_vector_flags_need_base_stride_and_rows_at_sixteen_bytes() -> None:
     vectors = Flag.VECTOR_X | Flag.VECTOR_Y | Flag.VECTOR_B | Flag.VECTOR_C | Flag.VECTOR_STATE
     assert flags(problem) == vectors | Flag.SOFTPLUS | Flag.DT_F32
     assert not flags(problem, 4100) & vectors
-    gapped = dataclasses.replace(problem, x=np.zeros((5, 18), F)[:, :16].reshape(5, 2, 8, copy=False))
+    gapped = dataclasses.replace(problem, x=np.zeros((5, 18), F)[:, :16].reshape(5, 2, 8))
     assert flags(gapped) & vectors == vectors & ~Flag.VECTOR_X
     narrow = dataclasses.replace(problem, B=np.zeros((5, 1, 6), F), C=np.zeros((5, 1, 6), F))
     assert flags(narrow) & vectors == Flag.VECTOR_X | Flag.VECTOR_Y

@@ -7,6 +7,7 @@ arguments, and the emulator has to name the fault: a check that never fires prov
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -99,7 +100,7 @@ def test_any_problem_matches_the_oracle_where_vectors_fit(layout: str, problem: 
 @EVERY_LAYOUT
 @pytest.mark.parametrize("io", ["f32", "bf16"])
 def test_edges(layout: str, io: str) -> None:
-    """Every known fault and edge, at both d_state: a multiple of 16 bytes and not."""
+    """Every known fault and edge, with boundaries and lengths around the chunk."""
     spec = small(layout, io)
     for case in edge_cases(38, chunk=spec.chunk or 5):
         problem = case.build()
@@ -149,6 +150,15 @@ PEERS = list(peer_cases(reduce=True))
 MODELS = [*model_cases((5, 1, 18), reduce=True, io="bf16"), *model_cases((3, 2), reduce=True, io="f32")]
 
 
+#: `block` starts a thread for every element of every row: more updates than this take it seconds.
+BLOCK_ELEMENTS = 2**18
+
+
+def elements(problem: ScanProblem) -> int:
+    """State elements that a problem updates, counted once a token."""
+    return problem.tokens * problem.heads * problem.head_dim * problem.d_state
+
+
 def assert_case(case: Case, layout: str) -> None:
     problem = case.build()
     spec = default(layout, problem.d_state, problem.io, problem.state_dtype)
@@ -171,7 +181,7 @@ def assert_case(case: Case, layout: str) -> None:
 def test_peers_suites(layout: str) -> None:
     """The peers' cases in reduced form, dealt out over the layouts; each layout gets every seventh."""
     for case in PEERS[LAYOUTS.index(layout) :: len(LAYOUTS)]:
-        assert_case(case, layout)
+        assert_case(case, "tiled" if layout == "block" and elements(case.build()) > BLOCK_ELEMENTS else layout)
 
 
 @EVERY_LAYOUT
@@ -194,10 +204,10 @@ def test_slots_beyond_32_bits(layout: str) -> None:
     assert_right(huge_slot_stride(16), default(layout, 16))
 
 
-@pytest.mark.parametrize("layout", ["block", "generic", "tiled"])
-def test_more_sequences_or_channels_than_a_grid_dimension_counts(layout: str) -> None:
-    assert_right(many_sequences(1), default(layout, 1))
-    assert_right(many_channels(1), default(layout, 1))
+@pytest.mark.parametrize("build", [many_sequences, many_channels])
+def test_more_sequences_or_channels_than_a_grid_dimension_counts(build: Callable[[int], ScanProblem]) -> None:
+    """70000 of each; one warp a block, as the layouts share how blocks find their work."""
+    assert_right(build(1), RecurrentSpec(d_state=1, warps=1))
 
 
 @EVERY_LAYOUT
@@ -282,6 +292,8 @@ def exercising(spec: RecurrentSpec) -> list[ScanProblem]:
     return [
         draw(31, Shape(lengths, 2, 40, n), replace(options, checkpoints=0)),
         draw(32, Shape(lengths, 2, 18, n), options),
+        # An item that stores no state ends in reads of the staging buffer, which the next item's state tile reuses.
+        draw(36, Shape(lengths, 2, 18, n), replace(options, checkpoints=0, discard=2)),
     ]
 
 
@@ -357,7 +369,7 @@ def test_a_vector_access_off_its_alignment_is_found(layout: str) -> None:
 def test_an_output_that_is_not_stored_is_found(layout: str) -> None:
     spec = small(layout)
     source = render(spec)
-    store = re.compile(r"^ *y\[.*\] = from_f32<Io>\(out\);$", re.MULTILINE)
+    store = re.compile(r"^ *(to\.)?y\[.*\] = from_f32<Io>\((out|v)\);$", re.MULTILINE)
     assert len(store.findall(source)) == 1
     with pytest.raises(EmulatorError) as caught:
         run_broken(store.sub(";", source), spec, exercising(spec)[0])
