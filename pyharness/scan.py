@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -62,12 +63,17 @@ def scan(problem: ScanProblem, kernel: str | None = None, backend: str = "auto")
         reason = _gpu_missing()
         backend = "oracle" if reason else "gpu"
         if reason:
-            _log.warning("scan runs on the float64 oracle: %s", reason)
+            _warn_once(reason)
     if backend == "oracle":
         return _run_oracle(problem)
     spec = find_kernel(problem, kernel, _device() if backend == "gpu" else None)
     results = run_emulator(problem, spec) if backend == "emulator" else _run_gpu(problem, spec)
     return ScanResult(results.y, results.state, spec.id, backend, results.state_scale)
+
+
+@cache
+def _warn_once(reason: str) -> None:
+    _log.warning("scan runs on the float64 oracle: %s", reason)
 
 
 def find_kernel(problem: ScanProblem, kernel: str | None = None, device: Device | None = None) -> KernelSpec:

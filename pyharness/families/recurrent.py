@@ -175,7 +175,7 @@ class RecurrentSpec(KernelSpec):
     @property
     def batch(self) -> int:
         """Tokens whose y sums are reduced together over a row's lanes (`tiled`)."""
-        most = min(MAX_BATCH, self.chunk)
+        most = min(MAX_BATCH, self.chunk, self.lanes // self.row_tile)
         return 1 << (most.bit_length() - 1)
 
     @property
