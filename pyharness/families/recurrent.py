@@ -13,6 +13,7 @@ LAYOUTS = ("block", "slices", "interleaved", "padded", "swizzled", "tiled", "gen
 STAGED = ("slices", "interleaved", "padded", "swizzled", "generic")
 MAX_D_STATE = 1024
 MAX_SLICE = 64
+MAX_CHUNK = 64
 STAGING_BUDGET = 32 * 1024
 MAX_BATCH = 8
 
@@ -48,7 +49,7 @@ def token_floats(d_state: int, lanes: int, rows: int, layout: str) -> int:
 
 def default_chunk(d_state: int, lanes: int, rows: int, layout: str) -> int:
     """Tokens whose staging fits 32 KiB, at least 1 and at most 64."""
-    return max(1, min(64, STAGING_BUDGET // (4 * token_floats(d_state, lanes, rows, layout))))
+    return max(1, min(MAX_CHUNK, STAGING_BUDGET // (4 * token_floats(d_state, lanes, rows, layout))))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,13 +90,12 @@ class RecurrentSpec(KernelSpec):
         if self.layout in ("block", "generic") or not 1 <= self.d_state <= MAX_D_STATE:
             return
         if self.layout == "tiled":
-            quads = _power_of_two_at_least(-(-self.d_state // 4))
-            default("lanes", max(1, min(32, quads // 4)))
-            lanes_are_valid = 1 <= self.lanes <= 32
-            default("warps", 4)
-            if lanes_are_valid:
-                default("rows", 32 * self.warps // self.lanes * (2 if self.lanes >= 2 else 1))
-            default("chunk", max(1, min(16, 4096 // self.d_state)))
+            default("lanes", min(32, _power_of_two_at_least(-(-self.d_state // 4))))
+            if self.lanes > 0:
+                row_tile = min(4, self.lanes, max(1, 32 // self.slice))
+                default("warps", min(8, max(1, 32 * self.lanes // (32 * row_tile))))
+                default("rows", 32 * self.warps // self.lanes * row_tile)
+                default("chunk", self._longest_chunk())
             return
         default("lanes", default_lanes(self.d_state))
         if self.lanes > 0:
@@ -123,8 +123,8 @@ class RecurrentSpec(KernelSpec):
             return f"lanes must be a power of two from 1 to 32, found {self.lanes}"
         if self.slice > MAX_SLICE:
             return f"a lane's slice must be at most {MAX_SLICE} columns, found {self.slice}: use more lanes"
-        if not 1 <= self.chunk <= 64:
-            return f"chunk must be 1 to 64 tokens, found {self.chunk}"
+        if not 1 <= self.chunk <= MAX_CHUNK:
+            return f"chunk must be 1 to {MAX_CHUNK} tokens, found {self.chunk}"
         if self.rows < 1:
             return f"rows must be at least 1, found {self.rows}"
         if self.layout == "tiled":
@@ -164,8 +164,8 @@ class RecurrentSpec(KernelSpec):
 
     @property
     def blocks(self) -> int:
-        """Blocks that a multiprocessor's registers are divided among (`tiled`), the most being 16 warps."""
-        return max(1, 12 // self.warps)
+        """Blocks whose registers must fit a multiprocessor (`tiled`): 14 warps where chunks are short, else 8."""
+        return max(1, (14 if self.chunk <= 4 else 8) // self.warps)
 
     @property
     def body(self) -> str:
@@ -200,13 +200,19 @@ class RecurrentSpec(KernelSpec):
         return -(-4 * floats // 16) * 16
 
     def _tiled_shared_bytes(self) -> int:
+        return self._tiled_token_bytes() * self.chunk + 2 * (self.threads // self.chunk * self.chunk) * 8
+
+    def _tiled_token_bytes(self) -> int:
+        """Shared memory of one token in both buffers and, for 16-bit io, widened."""
         io = DTYPE_BYTES[self.io]
         columns = self.slice * self.lanes
-        rows = -(-self.rows * io // 16) * 16
-        staged = 2 * self.chunk * (2 * columns * io + rows)
-        steps = 2 * (self.threads // self.chunk * self.chunk) * 8
-        widened = 0 if self.io == "f32" else self.chunk * 2 * columns * 4
-        return staged + steps + widened
+        return 2 * (2 * columns * io + -(-self.rows * io // 16) * 16) + (0 if self.io == "f32" else 2 * columns * 4)
+
+    def _longest_chunk(self) -> int:
+        """The most tokens, in whole batches, that shared memory, the block's threads and the longest chunk allow."""
+        fits = (PORTABLE_SHARED - 2 * 8 * self.threads) // self._tiled_token_bytes()
+        longest = max(1, min(MAX_CHUNK, self.threads, fits))
+        return longest - longest % MAX_BATCH if longest > MAX_BATCH else longest
 
     @property
     def grid_rule(self) -> dict[str, Any]:

@@ -16,32 +16,32 @@ __device__ __forceinline__ float sum_quads(float (&v)[kCount]) {
   }
 }
 
-// kValues sums over kLanes lanes at once: at each step a lane keeps half of its values and sends its partner the other
-// half, so that a sum costs about one shuffle. Lane l is left with out[0 .. max(1, kValues / kLanes)), the sums from
-// index first_sum<kLanes, kValues>(l) on. kValues is a power of two.
+template <int kLanes>
+__device__ __forceinline__ float sum_lanes(float v) {
+#pragma unroll
+  for (int bit = kLanes / 2; bit >= 1; bit /= 2) v = v + __shfl_xor_sync(kWholeWarp, v, bit);
+  return v;
+}
+
+// Begins kValues sums over kLanes lanes at once: at each step a lane keeps half of its values and sends its partner the
+// other half, so that a sum costs about one shuffle. Each lane is left with v[0], its share of the sum of index
+// folded_index<kLanes, kValues>(lane), which kLanes / kValues neighbouring lanes have yet to add up.
 template <int kLanes, int kValues, int kSize>
-__device__ __forceinline__ void sum_lanes_scattered(float (&v)[kSize], int lane) {
-  if constexpr (kLanes > 1 && kValues > 1) {
-    constexpr int kHalf = kValues / 2;
-    const bool upper = lane & (kLanes / 2);
+__device__ __forceinline__ void fold_lanes(float (&v)[kSize], int lane) {
+  if constexpr (kValues > 1) {
+    constexpr int kHalf = kValues / 2, kBit = kLanes / 2;
+    const bool upper = lane & kBit;
 #pragma unroll
     for (int i = 0; i < kHalf; ++i) {
       const float send = upper ? v[i] : v[i + kHalf];
       const float keep = upper ? v[i + kHalf] : v[i];
-      v[i] = keep + __shfl_xor_sync(kWholeWarp, send, kLanes / 2);
+      v[i] = keep + __shfl_xor_sync(kWholeWarp, send, kBit);
     }
-    sum_lanes_scattered<kLanes / 2, kHalf>(v, lane);
-  } else if constexpr (kLanes > 1) {
-    v[0] = v[0] + __shfl_xor_sync(kWholeWarp, v[0], kLanes / 2);
-    sum_lanes_scattered<kLanes / 2, 1>(v, lane);
+    fold_lanes<kBit, kHalf>(v, lane);
   }
 }
 
 template <int kLanes, int kValues>
-__device__ __forceinline__ int first_sum(int lane) {
-  if constexpr (kLanes > 1 && kValues > 1) {
-    return (lane & (kLanes / 2) ? kValues / 2 : 0) + first_sum<kLanes / 2, kValues / 2>(lane);
-  } else {
-    return 0;
-  }
+__device__ __forceinline__ int folded_index(int lane) {
+  return lane % kLanes / (kLanes / kValues);
 }

@@ -11,6 +11,7 @@ struct Sequence {
 // sequence's read slot is looked at only for padding.
 __device__ __forceinline__ Sequence find_sequence(const ScanArgs& a, int64_t entry) {
   Sequence q;
+  if (entry >= a.sequences) return q;
   const int64_t s = a.sequence_order ? a.sequence_order[entry] : entry;
   if (s < 0 || s >= a.sequences) return q;
   const int begin = a.cu_seqlens ? a.cu_seqlens[s] : 0;
