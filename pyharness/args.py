@@ -61,9 +61,7 @@ WORDS = (
     ("chunk", "<i4"),
 )
 
-_FIELDS: list[tuple[str, str]] = (
-    [(name, "<u8") for name in POINTERS] + [(name, "<i8") for name in INT64] + list(WORDS)
-)
+_FIELDS: list[tuple[str, str]] = [(name, "<u8") for name in POINTERS] + [(name, "<i8") for name in INT64] + list(WORDS)
 
 #: The struct as a NumPy dtype, padded as a C compiler pads it.
 SCAN_ARGS = np.dtype(_FIELDS, align=True)
@@ -92,9 +90,7 @@ def layout() -> list[dict[str, int | str]]:
     """Name, byte offset and NumPy type string of each field, in order, as the manifest stores them."""
     fields = SCAN_ARGS.fields
     assert fields is not None
-    return [
-        {"name": name, "offset": int(fields[name][1]), "type": np.dtype(kind).str} for name, kind in _FIELDS
-    ]
+    return [{"name": name, "offset": int(fields[name][1]), "type": np.dtype(kind).str} for name, kind in _FIELDS]
 
 
 def pack(values: Mapping[str, int | float]) -> bytes:

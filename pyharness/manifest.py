@@ -24,6 +24,7 @@ FOLDER = ROOT / "generated" / "manifest"
 INDEX = "index.json"
 #: Raised when a reader of the old form could misread the new one.
 SCHEMA = 1
+_WIDTH = 120
 
 
 @dataclass(frozen=True)
@@ -161,11 +162,12 @@ def make_row(
 
 
 def _lines(value: Any, indent: str) -> str:
-    """JSON with sorted keys where whatever holds no further container takes one line, for a reviewer's eyes."""
+    """JSON with sorted keys where what holds no further container is one line if it fits, for a reviewer's eyes."""
     inner = indent + "  "
     children = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    if not any(isinstance(child, (dict, list)) for child in children):
-        return json.dumps(value, sort_keys=True)
+    line = json.dumps(value, sort_keys=True)
+    if not children or (len(inner + line) <= _WIDTH and not any(isinstance(child, dict | list) for child in children)):
+        return line
     if isinstance(value, list):
         return "[\n" + ",\n".join(inner + _lines(child, inner) for child in value) + f"\n{indent}]"
     pairs = (f"{inner}{json.dumps(key)}: {_lines(value[key], inner)}" for key in sorted(value))

@@ -144,9 +144,9 @@ class KernelSpec(ABC):
 
     def excluded(self, target: str) -> str:
         """Why there is no image of this kernel for a target, or an empty string."""
-        if target == "sm_90a" or getattr(self, "exact", ""):
-            if getattr(self, "exact", "") != target:
-                return "only kernels that need an exact target are built for one"
+        exact: str = getattr(self, "exact", "")
+        if exact != target and (exact or target.endswith("a")):
+            return "only kernels that need an exact target are built for one"
         if target == "sm_75" and "bf16" in (self.io, self.state):
             return "sm_75 has no bf16 arithmetic"
         if self.shared_bytes > SHARED_LIMIT[target]:

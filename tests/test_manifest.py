@@ -73,6 +73,9 @@ def test_files_are_the_same_bytes_everywhere() -> None:
     assert manifest.dump({"b": [1, {"d": 2, "c": 3}], "a": {}}) == manifest.dump({"a": {}, "b": [1, {"c": 3, "d": 2}]})
     assert manifest.dump({"b": [1, {"d": 2}], "a": 0}) == b'{\n  "a": 0,\n  "b": [\n    1,\n    {"d": 2}\n  ]\n}\n'
 
+    long = {str(number): "a" * 30 for number in range(4)}
+    assert manifest.dump(long).decode().splitlines()[1:3] == [f'  "{number}": "{"a" * 30}",' for number in range(2)]
+
 
 def test_scan_args_agree_between_cuda_numpy_and_manifest(tmp_path: Path) -> None:
     header = ROOT / "templates" / "ssm" / "args.cuh"

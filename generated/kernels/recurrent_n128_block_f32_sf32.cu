@@ -23,27 +23,27 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
-using Io = float;        // x, z, y, B, C
+using Io = float;  // x, z, y, B, C
 using State = float;  // the stored state; arithmetic is f32
 
-constexpr int kDState = 128;    // columns of a row
+constexpr int kDState = 128;  // columns of a row
 constexpr int kThreads = 128;  // one a column, up to a power of two
 constexpr int kRows = 1;
 
 // The one argument of every entry. The order is frozen: NumPy (pyharness/args.py), Go and C mirror it.
 // Pointers are device addresses, null where an optional array is absent. Strides are in elements.
 struct ScanArgs {
-  const void* x;  // [tokens, heads, head_dim], io
-  const void* z;  // like x, optional gate
-  void* y;        // like x, output
-  const void* dt;  // [tokens, heads], io or f32
-  const float* A;  // [heads], or [heads, d_state] with kFlagPerColumnA
-  const void* B;   // [tokens, groups, d_state], io
-  const void* C;   // like B
-  const float* D;        // [heads], optional
-  const float* dt_bias;  // [heads], optional
-  void* state;           // [slots, heads, head_dim, d_state]
-  float* state_scale;    // [slots, heads, head_dim], 8-bit state only
+  const void* x;                    // [tokens, heads, head_dim], io
+  const void* z;                    // like x, optional gate
+  void* y;                          // like x, output
+  const void* dt;                   // [tokens, heads], io or f32
+  const float* A;                   // [heads], or [heads, d_state] with kFlagPerColumnA
+  const void* B;                    // [tokens, groups, d_state], io
+  const void* C;                    // like B
+  const float* D;                   // [heads], optional
+  const float* dt_bias;             // [heads], optional
+  void* state;                      // [slots, heads, head_dim, d_state]
+  float* state_scale;               // [slots, heads, head_dim], 8-bit state only
   const int32_t* cu_seqlens;        // [sequences + 1], null: one sequence
   const int32_t* read_slots;        // [sequences], null: 0, 1, 2, ...
   const int32_t* write_slots;       // [sequences], null: read_slots
@@ -201,8 +201,7 @@ __device__ __forceinline__ float step_size(float dt, float bias, uint32_t flags,
 }
 
 __device__ __forceinline__ float load_dt(const ScanArgs& a, const void* dt_io, int64_t index) {
-  return a.flags & kFlagDtF32 ? static_cast<const float*>(dt_io)[index]
-                              : to_f32(static_cast<const Io*>(dt_io)[index]);
+  return a.flags & kFlagDtF32 ? static_cast<const float*>(dt_io)[index] : to_f32(static_cast<const Io*>(dt_io)[index]);
 }
 
 __device__ __forceinline__ float silu(float z) { return z / (1.f + expf(-z)); }
@@ -279,8 +278,9 @@ __device__ __forceinline__ __half round_to(float v, uint32_t random, bool stocha
 __device__ __forceinline__ float load_column(const State* row, int n) { return to_f32(row[n]); }
 
 __device__ __forceinline__ float4 load_columns(const State* row, int n, int d_state, bool vector) {
-  if (vector) return n < d_state ? widen4(load_streaming(reinterpret_cast<const Quad<State>::type*>(row + n)), State())
-                                 : make_float4(0.f, 0.f, 0.f, 0.f);
+  if (vector)
+    return n < d_state ? widen4(load_streaming(reinterpret_cast<const Quad<State>::type*>(row + n)), State())
+                       : make_float4(0.f, 0.f, 0.f, 0.f);
   float4 v;
   v.x = n + 0 < d_state ? to_f32(row[n + 0]) : 0.f;
   v.y = n + 1 < d_state ? to_f32(row[n + 1]) : 0.f;
@@ -311,10 +311,9 @@ __device__ __forceinline__ void store_columns(const Destination& to, int n, floa
   if (n >= d_state) return;
   uint4 random = make_uint4(0u, 0u, 0u, 0u);
   if (r.stochastic) random = draw4(r, to.row_index, (d_state + 3) / 4, n / 4, to.slot, to.token);
-  alignas(16) State out[4] = {round_to(v.x, random.x, r.stochastic, State()),
-                              round_to(v.y, random.y, r.stochastic, State()),
-                              round_to(v.z, random.z, r.stochastic, State()),
-                              round_to(v.w, random.w, r.stochastic, State())};
+  alignas(16)
+      State out[4] = {round_to(v.x, random.x, r.stochastic, State()), round_to(v.y, random.y, r.stochastic, State()),
+                      round_to(v.z, random.z, r.stochastic, State()), round_to(v.w, random.w, r.stochastic, State())};
   if (vector) {
     store_streaming(reinterpret_cast<Quad<State>::type*>(to.row + n), *reinterpret_cast<Quad<State>::type*>(out));
     return;
@@ -327,10 +326,10 @@ __device__ __forceinline__ void store_columns(const Destination& to, int n, floa
 
 // What one entry of a launch's sequence list has to do.
 struct Sequence {
-  int begin = 0;        // first token
-  int end = 0;          // one past the last token
-  int64_t read = -1;    // slot of the initial state, -1: start from zero
-  int64_t write = -1;   // slot of the final state, -1: discard it
+  int begin = 0;         // first token
+  int end = 0;           // one past the last token
+  int64_t read = -1;     // slot of the initial state, -1: start from zero
+  int64_t write = -1;    // slot of the final state, -1: discard it
   bool padding = false;  // y rows become 0 and no state is touched
 };
 
@@ -338,6 +337,7 @@ struct Sequence {
 // sequence's read slot is looked at only for padding.
 __device__ __forceinline__ Sequence find_sequence(const ScanArgs& a, int64_t entry) {
   Sequence q;
+  if (entry >= a.sequences) return q;
   const int64_t s = a.sequence_order ? a.sequence_order[entry] : entry;
   if (s < 0 || s >= a.sequences) return q;
   const int begin = a.cu_seqlens ? a.cu_seqlens[s] : 0;
@@ -347,8 +347,8 @@ __device__ __forceinline__ Sequence find_sequence(const ScanArgs& a, int64_t ent
   const bool resume = a.state && (a.resume ? a.resume[s] != 0 : true);
   q.begin = max(begin, 0);
   q.end = min(end, a.tokens);
-  q.padding = read == a.pad_slot || (resume && (read < 0 || read >= a.slots)) ||
-              (a.state && (write < -1 || write >= a.slots));
+  q.padding =
+      read == a.pad_slot || (resume && (read < 0 || read >= a.slots)) || (a.state && (write < -1 || write >= a.slots));
   if (q.padding) return q;
   if (resume) q.read = read;
   if (a.state) q.write = write;
@@ -406,7 +406,8 @@ __device__ __forceinline__ void clear_rows(const ScanArgs& a, const Work& w, int
 
 extern __shared__ __align__(16) float shared_memory[];
 
-extern "C" __global__ void __launch_bounds__(kThreads) ssm_recurrent_n128_block_f32_sf32(const __grid_constant__ ScanArgs a) {
+extern "C" __global__ void __launch_bounds__(kThreads, 4)
+ssm_recurrent_n128_block_f32_sf32(const __grid_constant__ ScanArgs a) {
   const Io* x = static_cast<const Io*>(a.x);
   const Io* z = static_cast<const Io*>(a.z);
   Io* y = static_cast<Io*>(a.y);

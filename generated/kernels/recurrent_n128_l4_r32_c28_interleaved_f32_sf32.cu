@@ -23,30 +23,30 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
-using Io = float;        // x, z, y, B, C
+using Io = float;  // x, z, y, B, C
 using State = float;  // the stored state; arithmetic is f32
 
 constexpr int kDState = 128;  // columns of a row
-constexpr int kLanes = 4;     // lanes that share a row
-constexpr int kRows = 32;       // rows of a block
-constexpr int kChunk = 28;     // tokens staged at a time
-constexpr int kSlice = 32;     // columns a lane owns of a row
+constexpr int kLanes = 4;  // lanes that share a row
+constexpr int kRows = 32;  // rows of a block
+constexpr int kChunk = 28;  // tokens staged at a time
+constexpr int kSlice = 32;  // columns a lane owns of a row
 constexpr int kThreads = 128;
 
 // The one argument of every entry. The order is frozen: NumPy (pyharness/args.py), Go and C mirror it.
 // Pointers are device addresses, null where an optional array is absent. Strides are in elements.
 struct ScanArgs {
-  const void* x;  // [tokens, heads, head_dim], io
-  const void* z;  // like x, optional gate
-  void* y;        // like x, output
-  const void* dt;  // [tokens, heads], io or f32
-  const float* A;  // [heads], or [heads, d_state] with kFlagPerColumnA
-  const void* B;   // [tokens, groups, d_state], io
-  const void* C;   // like B
-  const float* D;        // [heads], optional
-  const float* dt_bias;  // [heads], optional
-  void* state;           // [slots, heads, head_dim, d_state]
-  float* state_scale;    // [slots, heads, head_dim], 8-bit state only
+  const void* x;                    // [tokens, heads, head_dim], io
+  const void* z;                    // like x, optional gate
+  void* y;                          // like x, output
+  const void* dt;                   // [tokens, heads], io or f32
+  const float* A;                   // [heads], or [heads, d_state] with kFlagPerColumnA
+  const void* B;                    // [tokens, groups, d_state], io
+  const void* C;                    // like B
+  const float* D;                   // [heads], optional
+  const float* dt_bias;             // [heads], optional
+  void* state;                      // [slots, heads, head_dim, d_state]
+  float* state_scale;               // [slots, heads, head_dim], 8-bit state only
   const int32_t* cu_seqlens;        // [sequences + 1], null: one sequence
   const int32_t* read_slots;        // [sequences], null: 0, 1, 2, ...
   const int32_t* write_slots;       // [sequences], null: read_slots
@@ -204,8 +204,7 @@ __device__ __forceinline__ float step_size(float dt, float bias, uint32_t flags,
 }
 
 __device__ __forceinline__ float load_dt(const ScanArgs& a, const void* dt_io, int64_t index) {
-  return a.flags & kFlagDtF32 ? static_cast<const float*>(dt_io)[index]
-                              : to_f32(static_cast<const Io*>(dt_io)[index]);
+  return a.flags & kFlagDtF32 ? static_cast<const float*>(dt_io)[index] : to_f32(static_cast<const Io*>(dt_io)[index]);
 }
 
 __device__ __forceinline__ float silu(float z) { return z / (1.f + expf(-z)); }
@@ -282,8 +281,9 @@ __device__ __forceinline__ __half round_to(float v, uint32_t random, bool stocha
 __device__ __forceinline__ float load_column(const State* row, int n) { return to_f32(row[n]); }
 
 __device__ __forceinline__ float4 load_columns(const State* row, int n, int d_state, bool vector) {
-  if (vector) return n < d_state ? widen4(load_streaming(reinterpret_cast<const Quad<State>::type*>(row + n)), State())
-                                 : make_float4(0.f, 0.f, 0.f, 0.f);
+  if (vector)
+    return n < d_state ? widen4(load_streaming(reinterpret_cast<const Quad<State>::type*>(row + n)), State())
+                       : make_float4(0.f, 0.f, 0.f, 0.f);
   float4 v;
   v.x = n + 0 < d_state ? to_f32(row[n + 0]) : 0.f;
   v.y = n + 1 < d_state ? to_f32(row[n + 1]) : 0.f;
@@ -314,10 +314,9 @@ __device__ __forceinline__ void store_columns(const Destination& to, int n, floa
   if (n >= d_state) return;
   uint4 random = make_uint4(0u, 0u, 0u, 0u);
   if (r.stochastic) random = draw4(r, to.row_index, (d_state + 3) / 4, n / 4, to.slot, to.token);
-  alignas(16) State out[4] = {round_to(v.x, random.x, r.stochastic, State()),
-                              round_to(v.y, random.y, r.stochastic, State()),
-                              round_to(v.z, random.z, r.stochastic, State()),
-                              round_to(v.w, random.w, r.stochastic, State())};
+  alignas(16)
+      State out[4] = {round_to(v.x, random.x, r.stochastic, State()), round_to(v.y, random.y, r.stochastic, State()),
+                      round_to(v.z, random.z, r.stochastic, State()), round_to(v.w, random.w, r.stochastic, State())};
   if (vector) {
     store_streaming(reinterpret_cast<Quad<State>::type*>(to.row + n), *reinterpret_cast<Quad<State>::type*>(out));
     return;
@@ -330,10 +329,10 @@ __device__ __forceinline__ void store_columns(const Destination& to, int n, floa
 
 // What one entry of a launch's sequence list has to do.
 struct Sequence {
-  int begin = 0;        // first token
-  int end = 0;          // one past the last token
-  int64_t read = -1;    // slot of the initial state, -1: start from zero
-  int64_t write = -1;   // slot of the final state, -1: discard it
+  int begin = 0;         // first token
+  int end = 0;           // one past the last token
+  int64_t read = -1;     // slot of the initial state, -1: start from zero
+  int64_t write = -1;    // slot of the final state, -1: discard it
   bool padding = false;  // y rows become 0 and no state is touched
 };
 
@@ -341,6 +340,7 @@ struct Sequence {
 // sequence's read slot is looked at only for padding.
 __device__ __forceinline__ Sequence find_sequence(const ScanArgs& a, int64_t entry) {
   Sequence q;
+  if (entry >= a.sequences) return q;
   const int64_t s = a.sequence_order ? a.sequence_order[entry] : entry;
   if (s < 0 || s >= a.sequences) return q;
   const int begin = a.cu_seqlens ? a.cu_seqlens[s] : 0;
@@ -350,8 +350,8 @@ __device__ __forceinline__ Sequence find_sequence(const ScanArgs& a, int64_t ent
   const bool resume = a.state && (a.resume ? a.resume[s] != 0 : true);
   q.begin = max(begin, 0);
   q.end = min(end, a.tokens);
-  q.padding = read == a.pad_slot || (resume && (read < 0 || read >= a.slots)) ||
-              (a.state && (write < -1 || write >= a.slots));
+  q.padding =
+      read == a.pad_slot || (resume && (read < 0 || read >= a.slots)) || (a.state && (write < -1 || write >= a.slots));
   if (q.padding) return q;
   if (resume) q.read = read;
   if (a.state) q.write = write;
@@ -387,38 +387,34 @@ __device__ __forceinline__ float sum_quads(float (&v)[kCount]) {
   }
 }
 
-// kValues sums over kLanes lanes at once: each step sends the half that the partner keeps, so that kValues sums take
-// kValues - 1 shuffles while kValues <= kLanes. Lane l is left with v[0 .. max(1, kValues / kLanes)), the sums from
-// index `first_sum<kLanes, kValues>(l)` on. kValues is a power of two.
-template <int kLanes, int kValues>
-__device__ __forceinline__ void sum_lanes_scattered(float (&v)[kValues], int lane) {
-  int count = kValues;
+template <int kLanes>
+__device__ __forceinline__ float sum_lanes(float v) {
 #pragma unroll
-  for (int bit = kLanes / 2; bit >= 1; bit /= 2) {
-    const bool upper = lane & bit;
-    if (count > 1) {
-      count /= 2;
+  for (int bit = kLanes / 2; bit >= 1; bit /= 2) v = v + __shfl_xor_sync(kWholeWarp, v, bit);
+  return v;
+}
+
+// Begins kValues sums over kLanes lanes at once: at each step a lane keeps half of its values and sends its partner the
+// other half, so that a sum costs about one shuffle. Each lane is left with v[0], its share of the sum of index
+// folded_index<kLanes, kValues>(lane), which kLanes / kValues neighbouring lanes have yet to add up.
+template <int kLanes, int kValues, int kSize>
+__device__ __forceinline__ void fold_lanes(float (&v)[kSize], int lane) {
+  if constexpr (kValues > 1) {
+    constexpr int kHalf = kValues / 2, kBit = kLanes / 2;
+    const bool upper = lane & kBit;
 #pragma unroll
-      for (int i = 0; i < count; ++i) {
-        const float send = upper ? v[i] : v[i + count];
-        const float keep = upper ? v[i + count] : v[i];
-        v[i] = keep + __shfl_xor_sync(kWholeWarp, send, bit);
-      }
-    } else {
-      v[0] = v[0] + __shfl_xor_sync(kWholeWarp, v[0], bit);
+    for (int i = 0; i < kHalf; ++i) {
+      const float send = upper ? v[i] : v[i + kHalf];
+      const float keep = upper ? v[i + kHalf] : v[i];
+      v[i] = keep + __shfl_xor_sync(kWholeWarp, send, kBit);
     }
+    fold_lanes<kBit, kHalf>(v, lane);
   }
 }
 
 template <int kLanes, int kValues>
-__device__ __forceinline__ int first_sum(int lane) {
-  int first = 0, count = kValues;
-#pragma unroll
-  for (int bit = kLanes / 2; bit >= 1 && count > 1; bit /= 2) {
-    count /= 2;
-    if (lane & bit) first += count;
-  }
-  return first;
+__device__ __forceinline__ int folded_index(int lane) {
+  return lane % kLanes / (kLanes / kValues);
 }
 
 // Which (sequence entry, head, run of rows) a block works on.
@@ -498,7 +494,8 @@ __device__ __forceinline__ float4 load_input(const Io* row, int n, int d_state, 
 
 // A lane's columns straight to global memory.
 __device__ __forceinline__ void store_lane(const Destination& to, const Layout& l, int lane,
-                                           const float (&s)[kSlice], bool vector, const Rounding& rounding) {
+                                           const float (&s)[kSlice], bool vector, const uint64_t* rounding_key) {
+  const Rounding rounding = find_rounding(rounding_key);
 #pragma unroll
   for (int i = 0; i < kSlice; ++i) {
     if (i < l.slice) {
@@ -510,7 +507,8 @@ __device__ __forceinline__ void store_lane(const Destination& to, const Layout& 
 
 extern __shared__ __align__(16) float shared_memory[];
 
-extern "C" __global__ void __launch_bounds__(kThreads) ssm_recurrent_n128_l4_r32_c28_interleaved_f32_sf32(const __grid_constant__ ScanArgs a) {
+extern "C" __global__ void __launch_bounds__(kThreads)
+ssm_recurrent_n128_l4_r32_c28_interleaved_f32_sf32(const __grid_constant__ ScanArgs a) {
   constexpr int d_state = kDState, lanes = kLanes, rows = kRows, chunk = kChunk, slice = kSlice;
   const Layout layout{d_state, lanes, slice};
   const int quads = lanes * slice / 4;
@@ -523,7 +521,6 @@ extern "C" __global__ void __launch_bounds__(kThreads) ssm_recurrent_n128_l4_r32
   const int lane = threadIdx.x % lanes;
   const int row = threadIdx.x / lanes;
   const bool vector_state = a.flags & kFlagVectorState;
-  const Rounding rounding = find_rounding(a.rounding_key);
   float* tile = shared_memory;
   const int tile_columns = layout.tile_columns();
   const int tile_rows = min(rows, chunk * (2 * token_columns + rows + 1) / tile_columns);
@@ -650,7 +647,7 @@ extern "C" __global__ void __launch_bounds__(kThreads) ssm_recurrent_n128_l4_r32
           if (slot >= 0 && slot < a.slots) {
             store_lane({state + slot * a.state_stride + row * d_state, static_cast<uint32_t>(first_row + row), slot,
                         t0 + t - q.begin},
-                       layout, lane, s, vector_state, rounding);
+                       layout, lane, s, vector_state, a.rounding_key);
           }
         }
       }
@@ -659,6 +656,7 @@ extern "C" __global__ void __launch_bounds__(kThreads) ssm_recurrent_n128_l4_r32
     if (q.write >= 0) {
       State* slot = state + q.write * a.state_stride;
       const int last = q.end - q.begin - 1;
+      const Rounding rounding = find_rounding(a.rounding_key);
       for (int row0 = 0; row0 < valid_rows; row0 += tile_rows) {
         const int pass_rows = min(tile_rows, valid_rows - row0);
         __syncthreads();  // nobody reads the buffer any more

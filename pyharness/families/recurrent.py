@@ -164,8 +164,15 @@ class RecurrentSpec(KernelSpec):
 
     @property
     def blocks(self) -> int:
-        """Blocks whose registers must fit a multiprocessor (`tiled`): 14 warps where chunks are short, else 8."""
-        return max(1, (14 if self.chunk <= 4 else 8) // self.warps)
+        """Blocks whose registers must fit a multiprocessor; 0 leaves it to the compiler."""
+        if self.layout == "tiled":
+            return max(1, (16 if self.chunk <= 4 else 8) // self.warps)
+        return {"block": max(1, 512 // self.threads), "padded": max(1, 256 // self.threads)}.get(self.layout, 0)
+
+    @property
+    def launch_bounds(self) -> str:
+        """The arguments of __launch_bounds__."""
+        return f"kThreads, {self.blocks}" if self.blocks else "kThreads"
 
     @property
     def body(self) -> str:

@@ -1,17 +1,17 @@
 // The one argument of every entry. The order is frozen: NumPy (pyharness/args.py), Go and C mirror it.
 // Pointers are device addresses, null where an optional array is absent. Strides are in elements.
 struct ScanArgs {
-  const void* x;  // [tokens, heads, head_dim], io
-  const void* z;  // like x, optional gate
-  void* y;        // like x, output
-  const void* dt;  // [tokens, heads], io or f32
-  const float* A;  // [heads], or [heads, d_state] with kFlagPerColumnA
-  const void* B;   // [tokens, groups, d_state], io
-  const void* C;   // like B
-  const float* D;        // [heads], optional
-  const float* dt_bias;  // [heads], optional
-  void* state;           // [slots, heads, head_dim, d_state]
-  float* state_scale;    // [slots, heads, head_dim], 8-bit state only
+  const void* x;                    // [tokens, heads, head_dim], io
+  const void* z;                    // like x, optional gate
+  void* y;                          // like x, output
+  const void* dt;                   // [tokens, heads], io or f32
+  const float* A;                   // [heads], or [heads, d_state] with kFlagPerColumnA
+  const void* B;                    // [tokens, groups, d_state], io
+  const void* C;                    // like B
+  const float* D;                   // [heads], optional
+  const float* dt_bias;             // [heads], optional
+  void* state;                      // [slots, heads, head_dim, d_state]
+  float* state_scale;               // [slots, heads, head_dim], 8-bit state only
   const int32_t* cu_seqlens;        // [sequences + 1], null: one sequence
   const int32_t* read_slots;        // [sequences], null: 0, 1, 2, ...
   const int32_t* write_slots;       // [sequences], null: read_slots

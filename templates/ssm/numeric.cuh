@@ -54,8 +54,7 @@ __device__ __forceinline__ float step_size(float dt, float bias, uint32_t flags,
 }
 
 __device__ __forceinline__ float load_dt(const ScanArgs& a, const void* dt_io, int64_t index) {
-  return a.flags & kFlagDtF32 ? static_cast<const float*>(dt_io)[index]
-                              : to_f32(static_cast<const Io*>(dt_io)[index]);
+  return a.flags & kFlagDtF32 ? static_cast<const float*>(dt_io)[index] : to_f32(static_cast<const Io*>(dt_io)[index]);
 }
 
 __device__ __forceinline__ float silu(float z) { return z / (1.f + expf(-z)); }

@@ -1,9 +1,9 @@
 // What one entry of a launch's sequence list has to do.
 struct Sequence {
-  int begin = 0;        // first token
-  int end = 0;          // one past the last token
-  int64_t read = -1;    // slot of the initial state, -1: start from zero
-  int64_t write = -1;   // slot of the final state, -1: discard it
+  int begin = 0;         // first token
+  int end = 0;           // one past the last token
+  int64_t read = -1;     // slot of the initial state, -1: start from zero
+  int64_t write = -1;    // slot of the final state, -1: discard it
   bool padding = false;  // y rows become 0 and no state is touched
 };
 
@@ -21,8 +21,8 @@ __device__ __forceinline__ Sequence find_sequence(const ScanArgs& a, int64_t ent
   const bool resume = a.state && (a.resume ? a.resume[s] != 0 : true);
   q.begin = max(begin, 0);
   q.end = min(end, a.tokens);
-  q.padding = read == a.pad_slot || (resume && (read < 0 || read >= a.slots)) ||
-              (a.state && (write < -1 || write >= a.slots));
+  q.padding =
+      read == a.pad_slot || (resume && (read < 0 || read >= a.slots)) || (a.state && (write < -1 || write >= a.slots));
   if (q.padding) return q;
   if (resume) q.read = read;
   if (a.state) q.write = write;

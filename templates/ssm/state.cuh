@@ -2,8 +2,9 @@
 __device__ __forceinline__ float load_column(const State* row, int n) { return to_f32(row[n]); }
 
 __device__ __forceinline__ float4 load_columns(const State* row, int n, int d_state, bool vector) {
-  if (vector) return n < d_state ? widen4(load_streaming(reinterpret_cast<const Quad<State>::type*>(row + n)), State())
-                                 : make_float4(0.f, 0.f, 0.f, 0.f);
+  if (vector)
+    return n < d_state ? widen4(load_streaming(reinterpret_cast<const Quad<State>::type*>(row + n)), State())
+                       : make_float4(0.f, 0.f, 0.f, 0.f);
   float4 v;
   v.x = n + 0 < d_state ? to_f32(row[n + 0]) : 0.f;
   v.y = n + 1 < d_state ? to_f32(row[n + 1]) : 0.f;
@@ -34,10 +35,9 @@ __device__ __forceinline__ void store_columns(const Destination& to, int n, floa
   if (n >= d_state) return;
   uint4 random = make_uint4(0u, 0u, 0u, 0u);
   if (r.stochastic) random = draw4(r, to.row_index, (d_state + 3) / 4, n / 4, to.slot, to.token);
-  alignas(16) State out[4] = {round_to(v.x, random.x, r.stochastic, State()),
-                              round_to(v.y, random.y, r.stochastic, State()),
-                              round_to(v.z, random.z, r.stochastic, State()),
-                              round_to(v.w, random.w, r.stochastic, State())};
+  alignas(16)
+      State out[4] = {round_to(v.x, random.x, r.stochastic, State()), round_to(v.y, random.y, r.stochastic, State()),
+                      round_to(v.z, random.z, r.stochastic, State()), round_to(v.w, random.w, r.stochastic, State())};
   if (vector) {
     store_streaming(reinterpret_cast<Quad<State>::type*>(to.row + n), *reinterpret_cast<Quad<State>::type*>(out));
     return;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// ssm_recurrent_n128_l8_r32_w4_c16_tiled_f32_sf32
+// ssm_recurrent_n64_l16_r32_w4_c64_tiled_f32_sf32
 //
 // The selective state-space scan of Mamba-2 (one A a head) and Mamba-1 (one A a column), token by token in the order
 // of the recurrence. For token t of a sequence, head h, group g = h / (heads / groups), row p, column n:
@@ -9,15 +9,16 @@
 //   S[p,n] = exp(d * A[h]) * S[p,n] + d * B[t,g,n] * x[t,h,p]
 //   y[t,h,p] = (sum_n S[p,n] * C[t,g,n] + D[h] * x[t,h,p]) * silu(z[t,h,p])
 //
-// Layout `tiled`: a lane owns a tile of 2 rows by 16 columns in registers, the columns as quads l, l + 8, ...:
-// four columns of B and C read from shared memory serve 2 rows, the state moves in coalesced 16-byte accesses
-// straight to and from registers, and every lane count sums y in the same order. B, C and x of the next chunk are
-// copied asynchronously while this chunk is computed; softplus and decay are computed once a token and block, not
-// once a lane; the sums of 4 tokens cross the lanes together, halving at each step, so that a sum costs one shuffle.
+// Layout `tiled`: a lane owns a tile of 4 rows by 4 columns in registers, the columns as quads l, l + 16, ...
+// Four columns of B and C read from shared memory serve 4 rows; the state moves in coalesced 16-byte accesses
+// straight between registers and global memory; every lane count sums y in the same order. B, C and x of the next
+// chunk are copied asynchronously while this one is computed; softplus and decay are computed once a token, for many
+// tokens at a time and not once a lane; the sums of 4 tokens cross the lanes together, halving at each step, so that
+// a sum costs about one shuffle.
 //
 // Launch: one block a (sequence, head, run of rows), runs of rows fastest:
 //   grid.x = max(sequences, 1) * heads * ceil(head_dim / rows), at most 2^31 - 1 (blocks stride beyond that);
-//   block.x = 128; dynamic shared memory = 39552 bytes; rows = 32.
+//   block.x = 128; dynamic shared memory = 83968 bytes; rows = 32.
 // One argument, ScanArgs by value; the struct below is its table. Compile with -fmad=false: products and sums are
 // fused only where fmaf says so, so that a kernel gives the same bits on every target.
 #include <cstddef>
@@ -25,32 +26,32 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
-using Io = float;        // x, z, y, B, C
+using Io = float;  // x, z, y, B, C
 using State = float;  // the stored state; arithmetic is f32
 
-constexpr int kDState = 128;  // columns of a row
-constexpr int kLanes = 8;     // lanes that share a row
-constexpr int kRows = 32;       // rows of a block
-constexpr int kChunk = 16;     // tokens staged at a time
-constexpr int kSlice = 16;     // columns a lane owns of a row
+constexpr int kDState = 64;  // columns of a row
+constexpr int kLanes = 16;  // lanes that share a row
+constexpr int kRows = 32;  // rows of a block
+constexpr int kChunk = 64;  // tokens staged at a time
+constexpr int kSlice = 4;  // columns a lane owns of a row
 constexpr int kThreads = 128;
-constexpr int kRowTile = 2;  // rows a lane owns
-constexpr int kBatch = 4;       // tokens whose sums are reduced together
+constexpr int kRowTile = 4;  // rows a lane owns
+constexpr int kBatch = 4;  // tokens whose sums are reduced together
 
 // The one argument of every entry. The order is frozen: NumPy (pyharness/args.py), Go and C mirror it.
 // Pointers are device addresses, null where an optional array is absent. Strides are in elements.
 struct ScanArgs {
-  const void* x;  // [tokens, heads, head_dim], io
-  const void* z;  // like x, optional gate
-  void* y;        // like x, output
-  const void* dt;  // [tokens, heads], io or f32
-  const float* A;  // [heads], or [heads, d_state] with kFlagPerColumnA
-  const void* B;   // [tokens, groups, d_state], io
-  const void* C;   // like B
-  const float* D;        // [heads], optional
-  const float* dt_bias;  // [heads], optional
-  void* state;           // [slots, heads, head_dim, d_state]
-  float* state_scale;    // [slots, heads, head_dim], 8-bit state only
+  const void* x;                    // [tokens, heads, head_dim], io
+  const void* z;                    // like x, optional gate
+  void* y;                          // like x, output
+  const void* dt;                   // [tokens, heads], io or f32
+  const float* A;                   // [heads], or [heads, d_state] with kFlagPerColumnA
+  const void* B;                    // [tokens, groups, d_state], io
+  const void* C;                    // like B
+  const float* D;                   // [heads], optional
+  const float* dt_bias;             // [heads], optional
+  void* state;                      // [slots, heads, head_dim, d_state]
+  float* state_scale;               // [slots, heads, head_dim], 8-bit state only
   const int32_t* cu_seqlens;        // [sequences + 1], null: one sequence
   const int32_t* read_slots;        // [sequences], null: 0, 1, 2, ...
   const int32_t* write_slots;       // [sequences], null: read_slots
@@ -208,8 +209,7 @@ __device__ __forceinline__ float step_size(float dt, float bias, uint32_t flags,
 }
 
 __device__ __forceinline__ float load_dt(const ScanArgs& a, const void* dt_io, int64_t index) {
-  return a.flags & kFlagDtF32 ? static_cast<const float*>(dt_io)[index]
-                              : to_f32(static_cast<const Io*>(dt_io)[index]);
+  return a.flags & kFlagDtF32 ? static_cast<const float*>(dt_io)[index] : to_f32(static_cast<const Io*>(dt_io)[index]);
 }
 
 __device__ __forceinline__ float silu(float z) { return z / (1.f + expf(-z)); }
@@ -286,8 +286,9 @@ __device__ __forceinline__ __half round_to(float v, uint32_t random, bool stocha
 __device__ __forceinline__ float load_column(const State* row, int n) { return to_f32(row[n]); }
 
 __device__ __forceinline__ float4 load_columns(const State* row, int n, int d_state, bool vector) {
-  if (vector) return n < d_state ? widen4(load_streaming(reinterpret_cast<const Quad<State>::type*>(row + n)), State())
-                                 : make_float4(0.f, 0.f, 0.f, 0.f);
+  if (vector)
+    return n < d_state ? widen4(load_streaming(reinterpret_cast<const Quad<State>::type*>(row + n)), State())
+                       : make_float4(0.f, 0.f, 0.f, 0.f);
   float4 v;
   v.x = n + 0 < d_state ? to_f32(row[n + 0]) : 0.f;
   v.y = n + 1 < d_state ? to_f32(row[n + 1]) : 0.f;
@@ -318,10 +319,9 @@ __device__ __forceinline__ void store_columns(const Destination& to, int n, floa
   if (n >= d_state) return;
   uint4 random = make_uint4(0u, 0u, 0u, 0u);
   if (r.stochastic) random = draw4(r, to.row_index, (d_state + 3) / 4, n / 4, to.slot, to.token);
-  alignas(16) State out[4] = {round_to(v.x, random.x, r.stochastic, State()),
-                              round_to(v.y, random.y, r.stochastic, State()),
-                              round_to(v.z, random.z, r.stochastic, State()),
-                              round_to(v.w, random.w, r.stochastic, State())};
+  alignas(16)
+      State out[4] = {round_to(v.x, random.x, r.stochastic, State()), round_to(v.y, random.y, r.stochastic, State()),
+                      round_to(v.z, random.z, r.stochastic, State()), round_to(v.w, random.w, r.stochastic, State())};
   if (vector) {
     store_streaming(reinterpret_cast<Quad<State>::type*>(to.row + n), *reinterpret_cast<Quad<State>::type*>(out));
     return;
@@ -334,10 +334,10 @@ __device__ __forceinline__ void store_columns(const Destination& to, int n, floa
 
 // What one entry of a launch's sequence list has to do.
 struct Sequence {
-  int begin = 0;        // first token
-  int end = 0;          // one past the last token
-  int64_t read = -1;    // slot of the initial state, -1: start from zero
-  int64_t write = -1;   // slot of the final state, -1: discard it
+  int begin = 0;         // first token
+  int end = 0;           // one past the last token
+  int64_t read = -1;     // slot of the initial state, -1: start from zero
+  int64_t write = -1;    // slot of the final state, -1: discard it
   bool padding = false;  // y rows become 0 and no state is touched
 };
 
@@ -345,6 +345,7 @@ struct Sequence {
 // sequence's read slot is looked at only for padding.
 __device__ __forceinline__ Sequence find_sequence(const ScanArgs& a, int64_t entry) {
   Sequence q;
+  if (entry >= a.sequences) return q;
   const int64_t s = a.sequence_order ? a.sequence_order[entry] : entry;
   if (s < 0 || s >= a.sequences) return q;
   const int begin = a.cu_seqlens ? a.cu_seqlens[s] : 0;
@@ -354,8 +355,8 @@ __device__ __forceinline__ Sequence find_sequence(const ScanArgs& a, int64_t ent
   const bool resume = a.state && (a.resume ? a.resume[s] != 0 : true);
   q.begin = max(begin, 0);
   q.end = min(end, a.tokens);
-  q.padding = read == a.pad_slot || (resume && (read < 0 || read >= a.slots)) ||
-              (a.state && (write < -1 || write >= a.slots));
+  q.padding =
+      read == a.pad_slot || (resume && (read < 0 || read >= a.slots)) || (a.state && (write < -1 || write >= a.slots));
   if (q.padding) return q;
   if (resume) q.read = read;
   if (a.state) q.write = write;
@@ -391,38 +392,34 @@ __device__ __forceinline__ float sum_quads(float (&v)[kCount]) {
   }
 }
 
-// kValues sums over kLanes lanes at once: each step sends the half that the partner keeps, so that kValues sums take
-// kValues - 1 shuffles while kValues <= kLanes. Lane l is left with v[0 .. max(1, kValues / kLanes)), the sums from
-// index `first_sum<kLanes, kValues>(l)` on. kValues is a power of two.
-template <int kLanes, int kValues>
-__device__ __forceinline__ void sum_lanes_scattered(float (&v)[kValues], int lane) {
-  int count = kValues;
+template <int kLanes>
+__device__ __forceinline__ float sum_lanes(float v) {
 #pragma unroll
-  for (int bit = kLanes / 2; bit >= 1; bit /= 2) {
-    const bool upper = lane & bit;
-    if (count > 1) {
-      count /= 2;
+  for (int bit = kLanes / 2; bit >= 1; bit /= 2) v = v + __shfl_xor_sync(kWholeWarp, v, bit);
+  return v;
+}
+
+// Begins kValues sums over kLanes lanes at once: at each step a lane keeps half of its values and sends its partner the
+// other half, so that a sum costs about one shuffle. Each lane is left with v[0], its share of the sum of index
+// folded_index<kLanes, kValues>(lane), which kLanes / kValues neighbouring lanes have yet to add up.
+template <int kLanes, int kValues, int kSize>
+__device__ __forceinline__ void fold_lanes(float (&v)[kSize], int lane) {
+  if constexpr (kValues > 1) {
+    constexpr int kHalf = kValues / 2, kBit = kLanes / 2;
+    const bool upper = lane & kBit;
 #pragma unroll
-      for (int i = 0; i < count; ++i) {
-        const float send = upper ? v[i] : v[i + count];
-        const float keep = upper ? v[i + count] : v[i];
-        v[i] = keep + __shfl_xor_sync(kWholeWarp, send, bit);
-      }
-    } else {
-      v[0] = v[0] + __shfl_xor_sync(kWholeWarp, v[0], bit);
+    for (int i = 0; i < kHalf; ++i) {
+      const float send = upper ? v[i] : v[i + kHalf];
+      const float keep = upper ? v[i + kHalf] : v[i];
+      v[i] = keep + __shfl_xor_sync(kWholeWarp, send, kBit);
     }
+    fold_lanes<kBit, kHalf>(v, lane);
   }
 }
 
 template <int kLanes, int kValues>
-__device__ __forceinline__ int first_sum(int lane) {
-  int first = 0, count = kValues;
-#pragma unroll
-  for (int bit = kLanes / 2; bit >= 1 && count > 1; bit /= 2) {
-    count /= 2;
-    if (lane & bit) first += count;
-  }
-  return first;
+__device__ __forceinline__ int folded_index(int lane) {
+  return lane % kLanes / (kLanes / kValues);
 }
 
 // Sixteen bytes from global to shared memory without passing through registers (sm_80 and up).
@@ -430,10 +427,10 @@ __device__ __forceinline__ void copy_async_16(void* shared, const void* global) 
 #if defined(SSM_EMULATOR)
   emu_cp_async(shared, global, 16);
 #elif __CUDA_ARCH__ >= 800
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(
-                   static_cast<uint32_t>(__cvta_generic_to_shared(shared))),
-               "l"(global)
-               : "memory");
+  asm volatile(
+      "cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(static_cast<uint32_t>(__cvta_generic_to_shared(shared))),
+      "l"(global)
+      : "memory");
 #else
   *static_cast<uint4*>(shared) = *static_cast<const uint4*>(global);
 #endif
@@ -498,56 +495,81 @@ __device__ __forceinline__ float advance(float* s, float4 decay, float dx, float
 
 constexpr int kQuads = kSlice / 4;           // quads of columns a lane owns of a row
 constexpr int kColumns = kSlice * kLanes;    // columns in shared memory: kDState and zeros up to the last quad
-constexpr int kSumStride = kRows + 8;        // floats between tokens of the sums: the lanes of a row meet other banks
 constexpr int kPerAccess = 16 / sizeof(Io);  // elements of a 16-byte access
 constexpr bool kWiden = sizeof(Io) < 4;      // 16-bit B and C are widened once a chunk
 constexpr int kStagedRows = (kRows + kPerAccess - 1) / kPerAccess * kPerAccess;
 
-// Shared memory, in order: two buffers of raw tokens, widened B and C of one chunk, sums, and steps.
+// Tokens whose steps are computed at once, a thread each: several chunks, so that the long chain of softplus and
+// exponential is waited for once in a while and not once a chunk.
+constexpr int kStepTokens = kThreads / kChunk * kChunk;
+
+// Shared memory, in order: two buffers of raw tokens, two of steps, and widened B and C of one chunk.
 struct Staged {
   Io B[kChunk][kColumns];
   Io C[kChunk][kColumns];
   Io x[kChunk][kStagedRows];
 };
+struct Step {
+  float decay, d;
+};
 struct Widened {
   float B[kChunk][kColumns];
   float C[kChunk][kColumns];
 };
-struct Step {
-  float decay, d;
-};
-constexpr int kWidenedBytes = kWiden ? sizeof(Widened) : 0;
-constexpr int kSumsBytes = kChunk * kSumStride * sizeof(float);
-static_assert(2 * sizeof(Staged) + kWidenedBytes + kSumsBytes + kChunk * sizeof(Step) == 39552,
+constexpr int kStepsAt = 2 * sizeof(Staged);
+constexpr int kWidenedAt = kStepsAt + 2 * kStepTokens * sizeof(Step);
+static_assert(kWidenedAt + (kWiden ? sizeof(Widened) : 0) == 83968,
               "the launch asks for what the kernel uses");
 
 extern __shared__ __align__(16) unsigned char shared_memory[];
 
-// Starts the copies of n_tokens rows of kCount elements; those from `valid` on become 0. Neighbouring threads copy
-// neighbouring pieces of a row. What is no multiple of 16 bytes goes through registers.
+// The copies that this thread makes of rows of kCount elements, [tokens][kCount], a chunk at a time: neighbouring
+// threads copy neighbouring pieces of a row. What is no multiple of 16 bytes goes through registers.
 template <int kCount>
-__device__ __forceinline__ void stage(Io (*to)[kCount], const Io* from, int64_t stride, int n_tokens, int valid,
-                                      bool vector) {
-  constexpr int kPiece = kCount % kPerAccess == 0 ? kPerAccess : 1;
-  constexpr int kPieces = kCount / kPiece;
-  constexpr int kSpan = kPieces >= 32 ? 32 : kPieces >= 16 ? 16 : kPieces >= 8 ? 8 : kPieces >= 4 ? 4 : 1;
-  const int first = threadIdx.x % kSpan, t_first = threadIdx.x / kSpan;
-  from += t_first * stride;
-  for (int t = t_first; t < n_tokens; t += kThreads / kSpan, from += kThreads / kSpan * stride) {
+struct Copier {
+  static constexpr int kPieces = kCount / kPerAccess;
+  static constexpr int kSpan = kPieces >= 32 ? 32 : kPieces >= 16 ? 16 : kPieces >= 8 ? 8 : kPieces >= 4 ? 4 : 1;
+  static constexpr int kStep = kThreads / kSpan;  // tokens apart
+  const Io* from;
+  int64_t stride;
+  int valid;  // elements of a row from here on become 0
+  bool vector;
+
+  __device__ Copier(const Io* rows, int64_t stride, int begin, int valid, bool vector)
+      : from(rows + (begin + static_cast<int64_t>(threadIdx.x / kSpan)) * stride),
+        stride(stride),
+        valid(valid),
+        vector(vector) {}
+
+  // Starts the copies of the next n_tokens rows and moves on by a chunk.
+  __device__ __forceinline__ void stage(Io (*to)[kCount], int n_tokens) {
+    const Io* row = from;
+    from += kChunk * stride;
+    int t = threadIdx.x / kSpan;
     if (vector) {
+      const int first = threadIdx.x % kSpan * kPerAccess;
 #pragma unroll
-      for (int n = first * kPiece; n < kCount; n += kSpan * kPiece) {
-        if (n < valid) {
-          copy_async_16(&to[t][n], from + n);
-        } else {
-          *reinterpret_cast<uint4*>(&to[t][n]) = make_uint4(0u, 0u, 0u, 0u);
+      for (int i = 0; i < kChunk; i += kStep, t += kStep, row += kStep * stride) {
+        if (t < n_tokens) {
+#pragma unroll
+          for (int n = first; n < kPieces * kPerAccess; n += kSpan * kPerAccess) {
+            if (n < valid) {
+              copy_async_16(&to[t][n], row + n);
+            } else {
+              *reinterpret_cast<uint4*>(&to[t][n]) = make_uint4(0u, 0u, 0u, 0u);
+            }
+          }
         }
       }
     } else {
-      for (int n = first; n < kCount; n += kSpan) to[t][n] = n < valid ? from[n] : from_f32<Io>(0.f);
+#pragma unroll 1
+      for (; t < n_tokens; t += kStep, row += kStep * stride) {
+#pragma unroll 1
+        for (int n = threadIdx.x % kSpan; n < kCount; n += kSpan) to[t][n] = n < valid ? row[n] : from_f32<Io>(0.f);
+      }
     }
   }
-}
+};
 
 // A lane's tile of the state: kRowTile rows of kQuads quads.
 struct Tile {
@@ -555,14 +577,15 @@ struct Tile {
 };
 
 __device__ __forceinline__ void store_tile(const ScanArgs& a, const Tile& tile, State* state, int64_t slot, int token,
-                                           int64_t first_row, int valid_rows, int lane, int row) {
+                                           int64_t first_row, int valid_rows, int lane, int first) {
   const Rounding rounding = find_rounding(a.rounding_key);
   const bool vector = a.flags & kFlagVectorState;
 #pragma unroll
   for (int r = 0; r < kRowTile; ++r) {
-    if (row + r < valid_rows) {
-      const Destination to{state + slot * a.state_stride + (row + r) * kDState,
-                           static_cast<uint32_t>(first_row + row + r), slot, token};
+    const int row = first + r;
+    if (row < valid_rows) {
+      const Destination to{state + slot * a.state_stride + row * kDState, static_cast<uint32_t>(first_row + row), slot,
+                           token};
 #pragma unroll
       for (int i = 0; i < kQuads; ++i) {
         const float* s = tile.s[r] + 4 * i;
@@ -572,57 +595,107 @@ __device__ __forceinline__ void store_tile(const ScanArgs& a, const Tile& tile, 
   }
 }
 
-// kTokens steps of the recurrence, and their sums into shared memory.
-template <int kTokens, bool kPerColumn>
-__device__ __forceinline__ void advance_tokens(Tile& tile, const float (*B)[kColumns], const float (*C)[kColumns],
-                                               const Io (*x)[kStagedRows], const Step* steps, const float* column_A,
-                                               float* sums, int lane, int row) {
-  float out[kTokens * kRowTile];
+// What a lane reads of the staged tokens, from one token on.
+struct View {
+  const float* b;  // its first quad of B; C follows B
+  const Io* x;     // its first row
+  const Step* step;
+  __device__ __forceinline__ void skip(int tokens) {
+    b += tokens * kColumns;
+    x += tokens * kStagedRows;
+    step += tokens;
+  }
+};
+
+// One token's step of a lane's tile; sums[r] becomes the lane's share of y of its row r.
+template <bool kPerColumn>
+__device__ __forceinline__ void advance_tile(Tile& tile, const View& view, int u, const float* column_A, int lane,
+                                             float* sums) {
+  const Step step = view.step[u];
+  float dx[kRowTile];
 #pragma unroll
-  for (int t = 0; t < kTokens; ++t) {
-    const Step step = steps[t];
-    float dx[kRowTile];
+  for (int r = 0; r < kRowTile; ++r) dx[r] = step.d * to_f32(view.x[u * kStagedRows + r]);
+  float quads[kRowTile][kQuads];
 #pragma unroll
-    for (int r = 0; r < kRowTile; ++r) dx[r] = step.d * to_f32(x[t][row + r]);
-    float quads[kRowTile][kQuads];
-#pragma unroll
-    for (int i = 0; i < kQuads; ++i) {
+  for (int i = 0; i < kQuads; ++i) {
+    const float* b_at = view.b + u * kColumns + 4 * kLanes * i;
+    const float4 b = *reinterpret_cast<const float4*>(b_at);
+    const float4 c = *reinterpret_cast<const float4*>(b_at + kChunk * kColumns);
+    float4 decay = make_float4(step.decay, step.decay, step.decay, step.decay);
+    if constexpr (kPerColumn) {
       const int n = 4 * (lane + kLanes * i);
-      const float4 b = *reinterpret_cast<const float4*>(&B[t][n]);
-      const float4 c = *reinterpret_cast<const float4*>(&C[t][n]);
-      float4 decay = make_float4(step.decay, step.decay, step.decay, step.decay);
-      if (kPerColumn) {
-        decay.x = n + 0 < kDState ? expf(step.d * column_A[n + 0]) : 1.f;
-        decay.y = n + 1 < kDState ? expf(step.d * column_A[n + 1]) : 1.f;
-        decay.z = n + 2 < kDState ? expf(step.d * column_A[n + 2]) : 1.f;
-        decay.w = n + 3 < kDState ? expf(step.d * column_A[n + 3]) : 1.f;
-      }
-#pragma unroll
-      for (int r = 0; r < kRowTile; ++r) quads[r][i] = advance(tile.s[r] + 4 * i, decay, dx[r], b, c);
+      decay.x = n + 0 < kDState ? expf(step.d * column_A[n + 0]) : 1.f;
+      decay.y = n + 1 < kDState ? expf(step.d * column_A[n + 1]) : 1.f;
+      decay.z = n + 2 < kDState ? expf(step.d * column_A[n + 2]) : 1.f;
+      decay.w = n + 3 < kDState ? expf(step.d * column_A[n + 3]) : 1.f;
     }
 #pragma unroll
-    for (int r = 0; r < kRowTile; ++r) out[t * kRowTile + r] = sum_quads(quads[r]);
+    for (int r = 0; r < kRowTile; ++r) quads[r][i] = advance(tile.s[r] + 4 * i, decay, dx[r], b, c);
   }
-  sum_lanes_scattered<kLanes>(out, lane);
-  constexpr int kHeld = kTokens * kRowTile > kLanes ? kTokens * kRowTile / kLanes : 1;
-  constexpr int kCopies = kTokens * kRowTile < kLanes ? kLanes / (kTokens * kRowTile) : 1;
-  const int first = first_sum<kLanes, kTokens * kRowTile>(lane);
-  if (lane % kCopies == 0) {
 #pragma unroll
-    for (int i = 0; i < kHeld; ++i) {
-      sums[(first + i) / kRowTile * kSumStride + row + (first + i) % kRowTile] = out[i];
-    }
-  }
+  for (int r = 0; r < kRowTile; ++r) sums[r] = sum_quads(quads[r]);
 }
 
-extern "C" __global__ void __launch_bounds__(kThreads, 3) ssm_recurrent_n128_l8_r32_w4_c16_tiled_f32_sf32(const __grid_constant__ ScanArgs a) {
-  Staged* staged = reinterpret_cast<Staged*>(shared_memory);
-  Widened& widened = *reinterpret_cast<Widened*>(shared_memory + 2 * sizeof(Staged));
-  float* sums = reinterpret_cast<float*>(shared_memory + 2 * sizeof(Staged) + kWidenedBytes);
-  Step* steps = reinterpret_cast<Step*>(shared_memory + 2 * sizeof(Staged) + kWidenedBytes + kSumsBytes);
+// Where y of the next tokens goes. The pointers stand at the next token and move on with it.
+struct Output {
+  Io* y;
+  const Io* z;
+  int64_t y_stride, z_stride;
+  bool has_D, has_z;
+  float D;
+};
 
-  const int lane = threadIdx.x % kLanes;
-  const int row = threadIdx.x / kLanes * kRowTile;
+// The one y of kTokens * kRowTile that a lane is left with when their sums have crossed the lanes: rows are dealt out
+// by the high bits of the lane, tokens by the next.
+template <int kTokens>
+struct Share {
+  static_assert(kTokens * kRowTile <= kLanes, "a lane is left with one sum");
+  bool writes;
+  int x_offset;  // from the lane's first row, in staged x
+  int64_t y_offset, z_offset;
+  __device__ Share(const Output& to, int lane, int row, int valid_rows) {
+    const int r = folded_index<kLanes, kRowTile>(lane), u = folded_index<kLanes / kRowTile, kTokens>(lane);
+    writes = lane % (kLanes / kRowTile / kTokens) == 0 && row + r < valid_rows;
+    x_offset = u * kStagedRows + r;
+    y_offset = u * to.y_stride + row + r;
+    z_offset = u * to.z_stride + row + r;
+  }
+};
+
+// kTokens steps of the recurrence and their y. A token's sums are folded over rows as soon as they are there, so that
+// shuffles mix with the next token's arithmetic, and over tokens at the end.
+template <int kTokens, bool kPerColumn>
+__device__ __forceinline__ void advance_tokens(Tile& tile, View& view, const float* column_A, Output& to,
+                                               const Share<kTokens>& share, int lane) {
+  float sums[kTokens];
+#pragma unroll
+  for (int u = 0; u < kTokens; ++u) {
+    float row_sums[kRowTile];
+    advance_tile<kPerColumn>(tile, view, u, column_A, lane, row_sums);
+    fold_lanes<kLanes, kRowTile>(row_sums, lane);
+    sums[u] = row_sums[0];
+  }
+  const float x = to_f32(view.x[share.x_offset]);
+  fold_lanes<kLanes / kRowTile, kTokens>(sums, lane);
+  float out = sum_lanes<kLanes / kRowTile / kTokens>(sums[0]);
+  if (share.writes) {
+    if (to.has_D) out = fmaf(to.D, x, out);
+    if (to.has_z) out *= silu(to_f32(to.z[share.z_offset]));
+    to.y[share.y_offset] = from_f32<Io>(out);
+  }
+  to.y += kTokens * to.y_stride;
+  to.z += kTokens * to.z_stride;
+  view.skip(kTokens);
+}
+
+extern "C" __global__ void __launch_bounds__(kThreads, 2)
+ssm_recurrent_n64_l16_r32_w4_c64_tiled_f32_sf32(const __grid_constant__ ScanArgs a) {
+  Staged* staged = reinterpret_cast<Staged*>(shared_memory);
+  Step* steps = reinterpret_cast<Step*>(shared_memory + kStepsAt);
+
+  const int thread = threadIdx.x;
+  const int lane = thread % kLanes;
+  const int row = thread / kLanes * kRowTile;
   const bool vector_state = a.flags & kFlagVectorState;
   const bool per_column = a.flags & kFlagPerColumnA;
 
@@ -630,14 +703,15 @@ extern "C" __global__ void __launch_bounds__(kThreads, 3) ssm_recurrent_n128_l8_
   for (int64_t item = blockIdx.x; item < items; item += gridDim.x) {
     const Work w = find_work(a, item, kRows);
     const Sequence q = find_sequence(a, w.entry);
+    const int unused = first_unused_token(a);  // needed last, but a load here waits with the others
     if (q.padding) {
       clear_rows(a, w, kRows, q.begin, q.end, 1);
-      clear_rows(a, w, kRows, first_unused_token(a) + w.entry, a.tokens, entries_of(a));
+      clear_rows(a, w, kRows, unused + w.entry, a.tokens, entries_of(a));
       continue;
     }
     const int64_t first_row = static_cast<int64_t>(w.head) * a.head_dim + w.row0;
-    State* state = static_cast<State*>(a.state) + first_row * kDState;
     const int valid_rows = min(kRows, a.head_dim - w.row0);
+    State* state = static_cast<State*>(a.state) + first_row * kDState;
 
     // The state is the longest wait: its loads go first.
     Tile tile;
@@ -657,88 +731,78 @@ extern "C" __global__ void __launch_bounds__(kThreads, 3) ssm_recurrent_n128_l8_
     }
 
     const int64_t group = w.head / (a.heads / a.groups);
-    const Io* in_x = static_cast<const Io*>(a.x) + first_row;
-    const Io* in_B = static_cast<const Io*>(a.B) + group * kDState;
-    const Io* in_C = static_cast<const Io*>(a.C) + group * kDState;
-    const bool vector_x = kRows % kPerAccess == 0 && (a.flags & kFlagVectorX);
-    const bool vector_B = kDState % kPerAccess == 0 && (a.flags & kFlagVectorB);
-    const bool vector_C = kDState % kPerAccess == 0 && (a.flags & kFlagVectorC);
-    const auto stage_chunk = [&](Staged& to, int64_t t0) {
-      const int n_tokens = min(kChunk, static_cast<int>(q.end - t0));
-      stage(to.B, in_B + t0 * a.B_stride, a.B_stride, n_tokens, kDState, vector_B);
-      stage(to.C, in_C + t0 * a.C_stride, a.C_stride, n_tokens, kDState, vector_C);
-      stage(to.x, in_x + t0 * a.x_stride, a.x_stride, n_tokens, valid_rows, vector_x);
+    Copier<kStagedRows> copy_x(static_cast<const Io*>(a.x) + first_row, a.x_stride, q.begin, valid_rows,
+                               kRows % kPerAccess == 0 && (a.flags & kFlagVectorX));
+    Copier<kColumns> copy_B(static_cast<const Io*>(a.B) + group * kDState, a.B_stride, q.begin, kDState,
+                            kDState % kPerAccess == 0 && (a.flags & kFlagVectorB));
+    Copier<kColumns> copy_C(static_cast<const Io*>(a.C) + group * kDState, a.C_stride, q.begin, kDState,
+                            kDState % kPerAccess == 0 && (a.flags & kFlagVectorC));
+    const auto stage_chunk = [&](Staged& to, int n_tokens) {
+      copy_B.stage(to.B, n_tokens);
+      copy_C.stage(to.C, n_tokens);
+      copy_x.stage(to.x, n_tokens);
+    };
+    // This thread's token among the kStepTokens from t0 on.
+    const auto load_step = [&](int t0) {
+      const bool mine = thread < kStepTokens && thread < q.end - t0;
+      return mine ? load_dt(a, a.dt, (t0 + static_cast<int64_t>(thread)) * a.dt_stride + w.head) : 0.f;
     };
 
     __syncthreads();  // the last item's readers are done
-    stage_chunk(staged[0], q.begin);
-    float dt = 0.f;
-    if (q.begin + static_cast<int>(threadIdx.x) < q.end && threadIdx.x < kChunk) {
-      dt = load_dt(a, a.dt, (q.begin + static_cast<int>(threadIdx.x)) * a.dt_stride + w.head);
-    }
+    stage_chunk(staged[0], min(kChunk, q.end - q.begin));
+    float dt = load_step(q.begin);
     const float A = per_column ? 0.f : a.A[w.head];
     const float* column_A = a.A + static_cast<int64_t>(w.head) * kDState;
     const float bias = a.dt_bias ? a.dt_bias[w.head] : 0.f;
-    const float D = a.D ? a.D[w.head] : 0.f;
-    const int out_row = threadIdx.x % kRows;
-    const Io* z = static_cast<const Io*>(a.z) + first_row + out_row;
-    Io* y = static_cast<Io*>(a.y) + first_row + out_row;
+    Output to{static_cast<Io*>(a.y) + q.begin * a.y_stride + first_row,
+              static_cast<const Io*>(a.z) + q.begin * a.z_stride + first_row,
+              a.y_stride,
+              a.z_stride,
+              a.D != nullptr,
+              a.z != nullptr,
+              a.D ? a.D[w.head] : 0.f};
+    const Share<kBatch> batch_share(to, lane, row, valid_rows);
+    const Share<1> share(to, lane, row, valid_rows);
 
-    int buffer = 0;
+    int buffer = 0, step = 0;
     for (int t0 = q.begin; t0 < q.end; t0 += kChunk, buffer ^= 1) {
       const int n_tokens = min(kChunk, q.end - t0);
-      if (threadIdx.x < n_tokens) {
-        const float d = step_size(dt, bias, a.flags, a.dt_min, a.dt_max);
-        steps[threadIdx.x] = {expf(d * A), d};
+      if (step % kStepTokens == 0) {
+        step %= 2 * kStepTokens;
+        if (thread < kStepTokens) {
+          const float d = step_size(dt, bias, a.flags, a.dt_min, a.dt_max);
+          steps[step + thread] = {expf(d * A), d};
+        }
+        dt = load_step(t0 + kStepTokens);
       }
       copy_async_wait_all();
       __syncthreads();  // the chunk and its steps are staged, and nobody reads the other buffer
-      if (kWiden) {
-        for (int i = threadIdx.x; i < n_tokens * (kColumns / 4); i += kThreads) {
-          const int t = i / (kColumns / 4), n = i % (kColumns / 4) * 4;
-          *reinterpret_cast<float4*>(&widened.B[t][n]) = load4(&staged[buffer].B[t][n]);
-          *reinterpret_cast<float4*>(&widened.C[t][n]) = load4(&staged[buffer].C[t][n]);
-        }
-      }
-      const int t1 = t0 + kChunk;
-      if (t1 < q.end) {
-        stage_chunk(staged[buffer ^ 1], t1);
-        if (threadIdx.x < kChunk && t1 + static_cast<int>(threadIdx.x) < q.end) {
-          dt = load_dt(a, a.dt, (t1 + static_cast<int>(threadIdx.x)) * a.dt_stride + w.head);
-        }
-      }
-      const float(*B)[kColumns] = staged[buffer].B;
-      const float(*C)[kColumns] = staged[buffer].C;
-      const Io(*x)[kStagedRows] = staged[buffer].x;
+      const float* B = &staged[buffer].B[0][0];
+      View view{B + 4 * lane, &staged[buffer].x[0][row], steps + step};
+      step += kChunk;
+      if (t0 + kChunk < q.end) stage_chunk(staged[buffer ^ 1], min(kChunk, q.end - t0 - kChunk));
 
       int t = 0;
       if (!per_column && !a.checkpoint_slots) {
         for (; t + kBatch <= n_tokens; t += kBatch) {
-          advance_tokens<kBatch, false>(tile, B + t, C + t, x + t, steps + t, column_A, sums + t * kSumStride, lane, row);
+          advance_tokens<kBatch, false>(tile, view, column_A, to, batch_share, lane);
         }
       }
       for (; t < n_tokens; ++t) {
         if (per_column) {
-          advance_tokens<1, true>(tile, B + t, C + t, x + t, steps + t, column_A, sums + t * kSumStride, lane, row);
+          advance_tokens<1, true>(tile, view, column_A, to, share, lane);
         } else {
-          advance_tokens<1, false>(tile, B + t, C + t, x + t, steps + t, column_A, sums + t * kSumStride, lane, row);
+          advance_tokens<1, false>(tile, view, column_A, to, share, lane);
         }
         const int64_t slot = a.checkpoint_slots ? a.checkpoint_slots[t0 + t] : -1;
         if (slot >= 0 && slot < a.slots) {
           store_tile(a, tile, state, slot, t0 + t - q.begin, first_row, valid_rows, lane, row);
         }
       }
-      __syncthreads();  // the sums are complete
-      for (int u = threadIdx.x / kRows; u < n_tokens && out_row < valid_rows; u += kThreads / kRows) {
-        float out = sums[u * kSumStride + out_row];
-        if (a.D) out = fmaf(D, to_f32(x[u][out_row]), out);
-        if (a.z) out *= silu(to_f32(z[(t0 + u) * a.z_stride]));
-        y[(t0 + u) * a.y_stride] = from_f32<Io>(out);
-      }
     }
     if (q.write >= 0) {
       store_tile(a, tile, state, q.write, q.end - q.begin - 1, first_row, valid_rows, lane, row);
     }
-    clear_rows(a, w, kRows, first_unused_token(a) + w.entry, a.tokens, entries_of(a));
+    clear_rows(a, w, kRows, unused + w.entry, a.tokens, entries_of(a));
   }
 }
