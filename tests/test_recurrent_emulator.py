@@ -235,6 +235,30 @@ def test_all_lane_counts_of_tiled_give_the_same_bits() -> None:
     assert len(set(bits)) == 1
 
 
+@pytest.mark.parametrize("state", ["bf16", "f16"])
+def test_stochastic_rounding_draws_the_same_in_every_layout_and_is_unbiased(state: str) -> None:
+    problem = draw(24, Shape((2, 1), 2, 10, 38), Options(state=state))
+    truth = oracle(problem)
+    errors = []
+    for step in range(12):
+        keyed = replace(problem, rounding_key=np.array([2**40 + 7, step], np.uint64))
+        layouts = LAYOUTS if step == 0 else ("tiled",)
+        pools = [scan(keyed, small(layout, state=state).id, "emulator").state for layout in layouts]
+        assert len({pool.tobytes() for pool in pools}) == 1
+        for slot, exact in truth.states.items():
+            stored = pools[0][slot].astype(np.float64)
+            # One unit in the last place: 8 bits of significand in bf16; 11 in f16, whose least unit is 2^-24.
+            exponent = np.frexp(exact)[1] - (8 if state == "bf16" else 11)
+            ulp = np.ldexp(1.0, np.maximum(exponent, -24) if state == "f16" else exponent)
+            errors.append((stored - exact) / ulp)
+    drawn = np.array(errors)
+    assert np.abs(drawn).max() <= 1.001
+    assert np.abs(drawn.reshape(12, -1)[0] - drawn.reshape(12, -1)[1]).max() > 0.5, "steps draw alike"
+    # Rounding to one of two neighbours has a variance of at most 1/4.
+    assert abs(drawn.mean()) < 3 * 0.5 / np.sqrt(drawn.size)
+    assert drawn.std() > 0.3, "rounding to nearest would stay below 0.29"
+
+
 @EVERY_LAYOUT
 def test_y_may_start_anywhere_and_have_any_stride(layout: str) -> None:
     problem = draw(23, Shape((7, 4), 2, 8, 38), Options())

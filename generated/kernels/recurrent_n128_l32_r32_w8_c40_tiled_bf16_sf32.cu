@@ -576,22 +576,42 @@ struct Tile {
   float s[kRowTile][kSlice];
 };
 
-__device__ __forceinline__ void store_tile(const ScanArgs& a, const Tile& tile, State* state, int64_t slot, int token,
-                                           int64_t first_row, int valid_rows, int lane, int first) {
-  const Rounding rounding = find_rounding(a.rounding_key);
-  const bool vector = a.flags & kFlagVectorState;
+// NOTE: `vector` is a constant at each call, so that the accesses of a tile follow each other without a branch.
+__device__ __forceinline__ void load_tile(Tile& tile, const State* rows, int valid_rows, bool vector, int lane) {
 #pragma unroll
   for (int r = 0; r < kRowTile; ++r) {
-    const int row = first + r;
-    if (row < valid_rows) {
-      const Destination to{state + slot * a.state_stride + row * kDState, static_cast<uint32_t>(first_row + row), slot,
-                           token};
+#pragma unroll
+    for (int i = 0; i < kQuads; ++i) {
+      float4 v = make_float4(0.f, 0.f, 0.f, 0.f);
+      if (r < valid_rows) v = load_columns(rows + r * kDState, 4 * (lane + kLanes * i), kDState, vector);
+      tile.s[r][4 * i] = v.x, tile.s[r][4 * i + 1] = v.y, tile.s[r][4 * i + 2] = v.z, tile.s[r][4 * i + 3] = v.w;
+    }
+  }
+}
+
+__device__ __forceinline__ void store_rows(const Tile& tile, Destination to, int valid_rows, bool vector,
+                                           const Rounding& rounding, int lane) {
+#pragma unroll
+  for (int r = 0; r < kRowTile; ++r) {
+    if (r < valid_rows) {
 #pragma unroll
       for (int i = 0; i < kQuads; ++i) {
         const float* s = tile.s[r] + 4 * i;
         store_columns(to, 4 * (lane + kLanes * i), make_float4(s[0], s[1], s[2], s[3]), kDState, vector, rounding);
       }
     }
+    to.row += kDState;
+    to.row_index += 1;
+  }
+}
+
+__device__ __forceinline__ void store_tile(const ScanArgs& a, const Tile& tile, const Destination& to, int valid_rows,
+                                           int lane) {
+  const Rounding rounding = find_rounding(a.rounding_key);
+  if (a.flags & kFlagVectorState) {
+    store_rows(tile, to, valid_rows, true, rounding, lane);
+  } else {
+    store_rows(tile, to, valid_rows, false, rounding, lane);
   }
 }
 
@@ -697,7 +717,6 @@ ssm_recurrent_n128_l32_r32_w8_c40_tiled_bf16_sf32(const __grid_constant__ ScanAr
   const int thread = threadIdx.x;
   const int lane = thread % kLanes;
   const int row = thread / kLanes * kRowTile;
-  const bool vector_state = a.flags & kFlagVectorState;
   const bool per_column = a.flags & kFlagPerColumnA;
 
   const int64_t items = work_items(a, kRows);
@@ -712,25 +731,7 @@ ssm_recurrent_n128_l32_r32_w8_c40_tiled_bf16_sf32(const __grid_constant__ ScanAr
     }
     const int64_t first_row = static_cast<int64_t>(w.head) * a.head_dim + w.row0;
     const int valid_rows = min(kRows, a.head_dim - w.row0);
-    State* state = static_cast<State*>(a.state) + first_row * kDState;
-
-    // The state is the longest wait: its loads go first.
-    Tile tile;
-    {
-      const State* slot = state + q.read * a.state_stride;
-#pragma unroll
-      for (int r = 0; r < kRowTile; ++r) {
-#pragma unroll
-        for (int i = 0; i < kQuads; ++i) {
-          float4 v = make_float4(0.f, 0.f, 0.f, 0.f);
-          if (q.read >= 0 && row + r < valid_rows) {
-            v = load_columns(slot + (row + r) * kDState, 4 * (lane + kLanes * i), kDState, vector_state);
-          }
-          tile.s[r][4 * i] = v.x, tile.s[r][4 * i + 1] = v.y, tile.s[r][4 * i + 2] = v.z, tile.s[r][4 * i + 3] = v.w;
-        }
-      }
-    }
-
+    const uint32_t row_index = static_cast<uint32_t>(first_row + row);
     const int64_t group = w.head / (a.heads / a.groups);
     Copier<kStagedRows> copy_x(static_cast<const Io*>(a.x) + first_row, a.x_stride, q.begin, valid_rows,
                                kRows % kPerAccess == 0 && (a.flags & kFlagVectorX));
@@ -752,6 +753,16 @@ ssm_recurrent_n128_l32_r32_w8_c40_tiled_bf16_sf32(const __grid_constant__ ScanAr
     __syncthreads();  // the last item's readers are done
     stage_chunk(staged[0], min(kChunk, q.end - q.begin));
     float dt = load_step(q.begin);
+    // The inputs' few loads went first, so that softplus and decay are done while the state, the longest wait, comes.
+    State* state = static_cast<State*>(a.state) + (first_row + row) * kDState;
+    Tile tile;
+    if (q.read < 0) {
+      load_tile(tile, state, 0, true, lane);
+    } else if (a.flags & kFlagVectorState) {
+      load_tile(tile, state + q.read * a.state_stride, valid_rows - row, true, lane);
+    } else {
+      load_tile(tile, state + q.read * a.state_stride, valid_rows - row, false, lane);
+    }
     const float A = per_column ? 0.f : a.A[w.head];
     const float* column_A = a.A + static_cast<int64_t>(w.head) * kDState;
     const float bias = a.dt_bias ? a.dt_bias[w.head] : 0.f;
@@ -803,12 +814,13 @@ ssm_recurrent_n128_l32_r32_w8_c40_tiled_bf16_sf32(const __grid_constant__ ScanAr
         }
         const int64_t slot = a.checkpoint_slots ? a.checkpoint_slots[t0 + t] : -1;
         if (slot >= 0 && slot < a.slots) {
-          store_tile(a, tile, state, slot, t0 + t - q.begin, first_row, valid_rows, lane, row);
+          store_tile(a, tile, {state + slot * a.state_stride, row_index, slot, t0 + t - q.begin}, valid_rows - row, lane);
         }
       }
     }
     if (q.write >= 0) {
-      store_tile(a, tile, state, q.write, q.end - q.begin - 1, first_row, valid_rows, lane, row);
+      store_tile(a, tile, {state + q.write * a.state_stride, row_index, q.write, q.end - q.begin - 1}, valid_rows - row,
+                 lane);
     }
     clear_rows(a, w, kRows, unused + w.entry, a.tokens, entries_of(a));
   }

@@ -166,7 +166,7 @@ class RecurrentSpec(KernelSpec):
     def blocks(self) -> int:
         """Blocks whose registers must fit a multiprocessor; 0 leaves it to the compiler."""
         if self.layout == "tiled":
-            return max(1, (16 if self.chunk <= 4 else 8) // self.warps)
+            return max(1, (16 if self.few_tokens else 8) // self.warps)
         return {"block": max(1, 512 // self.threads), "padded": max(1, 256 // self.threads)}.get(self.layout, 0)
 
     @property
@@ -182,8 +182,13 @@ class RecurrentSpec(KernelSpec):
     @property
     def batch(self) -> int:
         """Tokens whose y sums are reduced together over a row's lanes (`tiled`)."""
-        most = min(MAX_BATCH, self.chunk, self.lanes // self.row_tile)
+        most = 1 if self.few_tokens else min(MAX_BATCH, self.chunk, self.lanes // self.row_tile)
         return 1 << (most.bit_length() - 1)
+
+    @property
+    def few_tokens(self) -> bool:
+        """Whether a chunk is so short that the kernel is made for decode: many small blocks at once (`tiled`)."""
+        return self.chunk <= 4
 
     @property
     def threads(self) -> int:

@@ -56,8 +56,10 @@ def test_a_wrong_store_is_found(chunk: int, extra: str, message: str) -> None:
 
 def test_a_kernel_that_uses_local_memory_is_refused() -> None:
     spec = RecurrentSpec(d_state=16, chunk=9)
+    # Stores at places that only the data know: registers cannot hold the array.
     body = (
-        "volatile float t[64]; for (int i = 0; i < 64; ++i) t[i] = i; ((float*)a.pointers[2])[0] = t[a.rest[0] & 63];"
+        "float t[512]; float* x = (float*)a.pointers[0]; for (int i = 0; i < 512; ++i) t[i] = x[i];"
+        "for (int i = 0; i < 512; ++i) t[(int)t[i] & 511] += 1.0f; ((float*)a.pointers[2])[0] = t[a.rest[0] & 511];"
     )
     with pytest.raises(ImageError, match="local memory"):
         get().kernel(spec, compiled(f'extern "C" __global__ void {spec.symbol()}(Args a) {{ {body} }}'))
