@@ -27,13 +27,14 @@ from typing import Any
 import numpy as np
 
 from pyharness import build, gpus, toolchain
+from pyharness.catalogue import CATALOGUE
 from pyharness.ceilings import RANGE_TILE, Ceilings
 from pyharness.compare import Errors
 from pyharness.device import Device, Graph, Memory, get, graphs_available, image_target
 from pyharness.errors import DeviceError, NoKernel, SsmError
-from pyharness.families.recurrent import LAYOUTS, RecurrentSpec
+from pyharness.families.recurrent import RecurrentSpec
 from pyharness.report import listing, stored_path
-from pyharness.spec import KernelSpec, parse_id
+from pyharness.spec import Geometry, KernelSpec, parse_id
 from pyharness.workload import POINTS, Point, Workload, point_named
 
 PROTOCOL = (
@@ -162,12 +163,13 @@ def time_ceilings(workload: Workload, kernels: Ceilings, protocol: Protocol) -> 
 
 
 def default_kernels(point: Point) -> list[str]:
-    """The ancestor's table: one kernel of each layout, with the defaults of its d_state."""
-    specs = []
-    for layout in LAYOUTS:
-        d_state = 0 if layout == "generic" else point.d_state
-        specs.append(RecurrentSpec(d_state=d_state, layout=layout, io=point.io, state=point.state))
-    return [spec.id for spec in specs]
+    """The catalogue's kernels that take a point: at d_state 128 in f32, one of each layout at least."""
+    geometry = Geometry(point.all_tokens, point.sequences, point.heads, point.head_dim, point.groups, point.d_state)
+    return [
+        spec.id
+        for spec in CATALOGUE
+        if (spec.io, spec.state) == (point.io, point.state) and not spec.refusal(geometry)
+    ]
 
 
 def _compile(ids: Sequence[str], device: Device) -> tuple[dict[str, toolchain.Image], dict[str, str]]:
@@ -262,7 +264,7 @@ def bench(
     Args:
         family: "recurrent".
         points: what to measure.
-        kernels: further ids, beside one of each layout; each is measured at the points of its io and state.
+        kernels: further ids, beside the catalogue's; each is measured at the points of its io and state.
         path: where to store; by default generated/bench/<device>/<family>.json.
         ordinal: the GPU.
         progress: told before each step.

@@ -49,5 +49,6 @@ def test_a_point_that_nobody_measures_is_refused_with_those_on_offer() -> None:
 
 def test_the_table_has_every_layout_and_they_are_in_the_catalogue() -> None:
     kernels = default_kernels(Point("decode", 16, 1, True))
-    assert [parse_id(kernel).fields()["layout"] for kernel in kernels] == list(LAYOUTS)
+    assert {parse_id(kernel).fields()["layout"] for kernel in kernels} == set(LAYOUTS)
     assert set(kernels) <= {spec.id for spec in CATALOGUE}
+    assert all(parse_id(kernel).d_state in (0, 128) and parse_id(kernel).io == "f32" for kernel in kernels)
