@@ -147,7 +147,7 @@ def vet(_c: Context, family: str = "", sanitize: bool = False, device: str = "0"
         "family": "the family whose table is measured",
         "kernels": "further kernel ids, comma-separated",
         "device": "number of the GPU",
-        "readme": "measure nothing: put the stored figures into README.md",
+        "readme": "measure nothing: put the stored figures into README.md and the selection table",
         "json": "print JSON",
     }
 )
@@ -162,9 +162,11 @@ def bench(
     """Time kernels on a GPU beside the ceilings and store the figures in generated/bench."""
     if readme:
         print("README.md changed" if report.write_readme(family) else "README.md has these figures")
+        selection.refresh()
         return
     extra = [name for name in kernels.split(",") if name]
     document = measure.bench(family, kernels=extra, ordinal=_whole("device", device), progress=_tell)
+    selection.refresh()
     _show(document["rows"] if json_ else report.listing(document["rows"]), json_)
 
 
@@ -174,7 +176,7 @@ def bench(
         "tokens": "tokens of the call, over all sequences",
         "sequences": "sequences of the call",
         "heads": "heads",
-        "headdim": "rows of a head",
+        "head_dim": "rows of a head",
         "dstate": "columns of the state",
         "groups": "groups of B and C",
         "io": "dtype of x, z, B, C, y: f32, bf16, f16",
@@ -189,7 +191,7 @@ def select_(
     tokens: str = "4096",
     sequences: str = "1",
     heads: str = "64",
-    headdim: str = "64",
+    head_dim: str = "64",
     dstate: str = "128",
     groups: str = "8",
     io: str = "f32",
@@ -203,7 +205,7 @@ def select_(
         tokens=_whole("tokens", tokens),
         sequences=_whole("sequences", sequences),
         heads=_whole("heads", heads),
-        head_dim=_whole("headdim", headdim),
+        head_dim=_whole("head-dim", head_dim),
         groups=_whole("groups", groups),
         d_state=_whole("dstate", dstate),
     )

@@ -166,9 +166,7 @@ def default_kernels(point: Point) -> list[str]:
     """The catalogue's kernels that take a point: at d_state 128 in f32, one of each layout at least."""
     geometry = Geometry(point.all_tokens, point.sequences, point.heads, point.head_dim, point.groups, point.d_state)
     return [
-        spec.id
-        for spec in CATALOGUE
-        if (spec.io, spec.state) == (point.io, point.state) and not spec.refusal(geometry)
+        spec.id for spec in CATALOGUE if (spec.io, spec.state) == (point.io, point.state) and not spec.refusal(geometry)
     ]
 
 

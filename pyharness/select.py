@@ -39,6 +39,7 @@ SOURCES = ("measured", "reported", "default")
 #: Fields of an entry that say what was found; the others say for what.
 _VALUES = ("target", "kernel", "microseconds", "source")
 TABLE_PATH = Path(__file__).resolve().parents[1] / "generated" / "selection.json"
+BENCHES = TABLE_PATH.parent / "bench"
 
 _log = logging.getLogger(__name__)
 _logged: set[tuple[str, tuple[str, ...]]] = set()
@@ -206,6 +207,46 @@ def table_document(table: Table) -> dict[str, Any]:
     names = ("family", "d_state", "io", "state", "kernel")
     defaults = [dict(zip(names, row, strict=True)) for row in sorted(table.defaults)]
     return {"version": SCHEMA_VERSION, "entries": rows, "defaults": defaults}
+
+
+def measured_entries(documents: Iterable[Mapping[str, Any]]) -> tuple[Entry, ...]:
+    """The fastest kernel of each point of stored benches (`generated/bench/<device>/<suite>.json`)."""
+    entries = []
+    for document in documents:
+        for name, point in document["points"].items():
+            rows = [row for row in document["rows"] if row["point"] == name and "us" in row]
+            if not rows:
+                continue
+            best = min(rows, key=lambda row: (row["us"]["median"], row["kernel"]))
+            sizes = {size: point[size] for size in ("heads", "head_dim", "d_state", "groups", "io", "state")}
+            entries.append(
+                Entry(
+                    device=document["device"],
+                    target=document["target"],
+                    family=parse_id(best["kernel"]).family,
+                    batch_heads=point["sequences"] * point["heads"],
+                    tokens=point["sequences"] * point["tokens"],
+                    kernel=best["kernel"],
+                    microseconds=best["us"]["median"],
+                    source="measured",
+                    **sizes,
+                )
+            )
+    return tuple(entries)
+
+
+def refreshed_table(table: Table, benches: Path = BENCHES) -> Table:
+    """A table whose measured entries are those of the stored benches; the others stay."""
+    documents = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(benches.glob("*/*.json"))]
+    kept = tuple(entry for entry in table.entries if entry.source != "measured")
+    return Table(kept + measured_entries(documents), table.defaults)
+
+
+def refresh() -> None:
+    """Bring generated/selection.json in line with the stored benches."""
+    document = table_document(refreshed_table(committed_table()))
+    TABLE_PATH.write_text(json.dumps(document, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+    committed_table.cache_clear()
 
 
 def choose(

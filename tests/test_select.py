@@ -18,9 +18,12 @@ from pyharness.select import (
     Table,
     bits,
     choose,
+    committed_table,
     distance,
+    measured_entries,
     mismatch,
     parse_table,
+    refreshed_table,
     table_document,
 )
 from pyharness.spec import Geometry
@@ -169,3 +172,25 @@ def test_a_malformed_document_is_refused() -> None:
         parse_table(table_document(Table((entry(PADDED), entry(SLICES)))))
     with pytest.raises(ValueError, match="source must be one of"):
         parse_table(table_document(Table((entry(PADDED, source="guessed"),))))
+
+
+def test_the_committed_table_is_what_the_stored_benches_say() -> None:
+    table = committed_table()
+    assert table.entries, "there are stored benches"
+    fresh = refreshed_table(table)
+    hint = "generated/selection.json is stale: run invoke bench --readme"
+    assert table_document(fresh) == table_document(table), hint
+
+
+def test_the_fastest_kernel_of_a_stored_point_becomes_its_entry() -> None:
+    point = {"sequences": 2, "tokens": 3, "heads": 5, "head_dim": 7, "d_state": 128, "groups": 1}
+    rows = [
+        {"point": "p", "kernel": PADDED, "us": {"median": 2.0}},
+        {"point": "p", "kernel": SLICES, "us": {"median": 1.5}},
+        {"point": "p", "kernel": TILED, "failed": "why"},
+        {"point": "other", "kernel": TILED, "us": {"median": 1.0}},
+    ]
+    document = {"device": "D", "target": "sm_90", "rows": rows, "points": {"p": point | {"io": "f32", "state": "f32"}}}
+    (found,) = measured_entries([document])
+    assert (found.kernel, found.microseconds, found.source) == (SLICES, 1.5, "measured")
+    assert (found.batch_heads, found.tokens, found.family) == (10, 6, "recurrent")
