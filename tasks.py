@@ -12,7 +12,7 @@ from invoke import Collection, Context, Exit, task
 
 from pyharness import build as builder
 from pyharness import doctor as doctors
-from pyharness import gpus, measure, report, suite
+from pyharness import golden, gpus, measure, report, suite
 from pyharness import lint as linter
 from pyharness import select as selection
 from pyharness import vet as vetting
@@ -82,17 +82,23 @@ def generate(
     nvcc: str = "",
     json_: bool = False,
 ) -> None:
-    """Emit, compile and list kernels for a d_state."""
+    """Emit, compile and list kernels for a d_state; exit code 1 if one spills and is left out."""
     given = {"lanes": lanes, "rows": rows, "warps": warps, "chunk": chunk}
     sizes = {name: _whole(name, text) for name, text in given.items()}
     choice = builder.choose(_whole("dstate", dstate), family, layout=layout, io=io, state=state, **sizes)
     made = builder.generate(choice, builder.targets(arch), nvcc=nvcc, workers=_whole("jobs", jobs), track=Progress)
-    _show(made.listing(), json_)
-    if not json_:
+    if json_:
+        sources = {name: path.relative_to(builder.ROOT).as_posix() for name, path in made.sources.items()}
+        print(json.dumps({"images": made.listing(), "left_out": made.left_out, "sources": sources}, indent=2))
+    else:
+        if made.images:
+            print(table(made.listing()))
         for what, why in made.left_out.items():
             print(f"left out: {what}: {why}")
         for folder in sorted({path.parent for path in made.sources.values()}):
             print(f"sources: {folder.relative_to(builder.ROOT)}/")
+    if made.spilled:
+        raise Exit(f"error: left out because they spill: {', '.join(made.spilled)}", code=1)
 
 
 @_command(
@@ -147,7 +153,7 @@ def vet(_c: Context, family: str = "", sanitize: bool = False, device: str = "0"
         "family": "the family whose table is measured",
         "kernels": "further kernel ids, comma-separated",
         "device": "number of the GPU",
-        "readme": "measure nothing: put the stored figures into README.md and the selection table",
+        "readme": "measure nothing: bring README.md (figures, sample listing) and the selection table in line",
         "json": "print JSON",
     }
 )
@@ -161,7 +167,7 @@ def bench(
 ) -> None:
     """Time kernels on a GPU beside the ceilings and store the figures in generated/bench."""
     if readme:
-        print("README.md changed" if report.write_readme(family) else "README.md has these figures")
+        print("README.md changed" if report.write_readme(family) else "README.md is what is stored")
         selection.refresh()
         return
     extra = [name for name in kernels.split(",") if name]
@@ -182,6 +188,8 @@ def bench(
         "io": "dtype of x, z, B, C, y: f32, bf16, f16",
         "state": "dtype of the stored state: f32, bf16, f16",
         "family": "take only kernels of this family",
+        "device": "a GPU that was measured and need not be here, such as H200; default: the GPU present",
+        "arch": "target of a GPU that need not be here, such as sm_90",
         "explain": "tell why, and every step down",
         "json": "print JSON",
     },
@@ -197,10 +205,12 @@ def select_(
     io: str = "f32",
     state: str = "f32",
     family: str = "",
+    device: str = "",
+    arch: str = "",
     explain: bool = False,
     json_: bool = False,
 ) -> None:
-    """Say which kernel runs a problem on the GPU present, or on none."""
+    """Say which kernel runs a problem on the GPU present, on one that is named, or on none."""
     geometry = Geometry(
         tokens=_whole("tokens", tokens),
         sequences=_whole("sequences", sequences),
@@ -209,14 +219,34 @@ def select_(
         groups=_whole("groups", groups),
         d_state=_whole("dstate", dstate),
     )
-    here = next((selection.Device(gpu.name, gpu.target) for gpu in gpus.driver().gpus), None)
-    chosen = selection.choose(selection.Features(geometry, io, state), here, family=family or None)
+    features = selection.checked(selection.Features(geometry, io, state))
+    where = selection.named_device(device, arch)
+    if where is None:
+        where = next((selection.Device(gpu.name, gpu.target) for gpu in gpus.driver().gpus), None)
+    chosen = selection.choose(features, where, family=family or None)
     if json_:
         print(json.dumps({"id": chosen.id, "why": chosen.why, "steps": chosen.steps}, indent=2))
         return
     print(chosen.id)
     if explain:
         print("\n".join([chosen.why, *chosen.steps]))
+
+
+@_command(
+    name="go",
+    help={
+        "arch": "target of the GPU that will run it",
+        "kernels": "kernel ids, comma-separated; default: the recurrent kernels of d_state 128 in f32 and bf16",
+    },
+)
+def go_(_c: Context, arch: str = "sm_90", kernels: str = "") -> None:
+    """Build the Go launch test with its kernels and golden vectors, to be run on a machine with a GPU."""
+    target, *more = builder.targets(arch)
+    if more:
+        raise Exit(f"error: --arch must name one target, found {target}, {', '.join(more)}", code=1)
+    binary = golden.build_go_test(golden.stage_go(target, [name for name in kernels.split(",") if name]))
+    print(binary.relative_to(builder.ROOT))
+    print(f"to run it, copy that one file to a machine with a GPU for {target}: ./{binary.name} -test.v")
 
 
 @_command(help={"install-pycuda": "build and install PyCUDA and cuda-bindings first", "json": "print JSON"})
@@ -229,7 +259,7 @@ def doctor(_c: Context, install_pycuda: bool = False, json_: bool = False) -> No
 
 @_command()
 def lint(_c: Context) -> None:
-    """Check style, types and formatting of Python, CUDA and Go."""
+    """Check style, types and formatting of Python, CUDA and Go, emitted sources among it."""
     failed = []
     for check in linter.run():
         print(f"{check.name}: {'failed' if check.found else 'ok'}")
@@ -249,4 +279,4 @@ def clean(_c: Context) -> None:
         print(f"removed {folder.relative_to(builder.ROOT)}/")
 
 
-ns = Collection(generate, build, test, vet, bench, select_, doctor, lint, clean)
+ns = Collection(generate, build, test, vet, bench, select_, go_, doctor, lint, clean)

@@ -144,12 +144,20 @@ def choose(
 
 @dataclass(frozen=True)
 class Made:
-    """What `generate` made: images by kernel, sources that were written, and what was left out and why."""
+    """What `generate` made.
+
+    Attributes:
+        images: those that were published.
+        sources: by kernel, the source that was written.
+        left_out: why there is no image, by layout or by kernel and target.
+        spilled: those of `left_out` that were compiled and whose threads keep data in local memory.
+    """
 
     images: tuple[Image, ...]
     specs: dict[str, KernelSpec]
     sources: dict[str, Path]
     left_out: dict[str, str]
+    spilled: tuple[str, ...] = ()
 
     def listing(self) -> list[dict[str, Any]]:
         """A row an image: registers and spills are the most of any entry, sizes are bytes, "-" is not known yet."""
@@ -200,6 +208,8 @@ def generate(
 ) -> Made:
     """Emit and compile kernels; sources go to generated/kernels if the catalogue has them, else to build/kernels.
 
+    An image that spills is left out: a device would refuse it.
+
     Raises:
         NoKernel: no kernel has an image for any of the targets.
         ToolchainError: there is no compiler, or it refused a source.
@@ -216,9 +226,16 @@ def generate(
         folder = generated / "kernels" if spec.id in committed else build / "kernels"
         sources[spec.id] = folder / f"{spec.id}.cu"
         _write_if_changed(sources[spec.id], render(spec).encode())
+    spilled = {}
     for made in images:
-        _write_if_changed(_image_path(made, build), made.data)
-    return Made(tuple(images), {spec.id: spec for spec in choice.specs}, sources, left_out)
+        path, local = _image_path(made, build), toolchain.worst([made], "local_bytes")
+        if local:
+            spilled[f"{made.name} for {made.target}"] = f"spills {local} bytes a thread; use more lanes or fewer rows"
+            path.unlink(missing_ok=True)
+        else:
+            _write_if_changed(path, made.data)
+    kept = tuple(made for made in images if not toolchain.worst([made], "local_bytes"))
+    return Made(kept, {spec.id: spec for spec in choice.specs}, sources, left_out | spilled, tuple(spilled))
 
 
 def expected(rows: Sequence[Row], sources: Mapping[str, str]) -> dict[str, bytes]:

@@ -1,4 +1,17 @@
-"""How far a result is from the oracle, and how far it may be."""
+"""How far a result is from the oracle, and how far it may be.
+
+Errors are relative norms, taken for each head of each sequence (y) and of each stored slot (state) on its own, so that
+a wrong small slot does not hide behind a large one. The norm is that of the oracle's values. Sums cancel, and a group
+may be a single element, so where that norm alone would refuse a group, its scale is the larger of that norm and the
+norm of the root of the sum of squares of the terms, which is what independent roundings of the terms add up to:
+
+    state: Q = exp(d A)^2 Q + (d B x)^2, from the square of the initial state
+    y:     R = (max(sum_n S^2 C^2, sum_n Q C^2) + (D x)^2) gate(z)^2
+
+The root of a sum of squares is at most the magnitude of the sum where the terms have one sign, and as large as it on
+the average where signs are random: only true cancellation is given room. A group that is exactly zero without any
+terms has to come out exactly zero.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +22,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pyharness.oracle import OracleResult, oracle, rounded, step_sizes
+from pyharness.oracle import OracleResult, gate, initial_state, oracle, rounded, step_sizes
 from pyharness.problem import ScanProblem
 from pyharness.scan import ScanResult
 
@@ -21,6 +34,8 @@ F32_BOUND = 2e-6
 F32_PER_TOKEN = 2.0**-22
 _MANTISSA_BITS = {"f32": 23, "bf16": 7, "f16": 10}
 _LEAST_EXPONENT = {"f32": -126, "bf16": -126, "f16": -14}
+#: Least normal f32: an error this small says nothing of a value that is not exactly zero.
+_TINY = 2.0**-126
 
 
 @dataclass(frozen=True)
@@ -28,17 +43,20 @@ class Errors:
     """Errors of a result.
 
     Attributes:
-        y, state: ||out - oracle|| / ||oracle||, after one unit in the last place of the storage type is taken off each
-            element where that type has fewer bits than f32; 0 where nothing was stored to. The state counts stored
-            slots only.
+        y, state: the largest ||out - oracle|| / scale of any head of any sequence (y) or stored slot (state), after one
+            unit in the last place of the storage type is taken off each element where that type has fewer bits than
+            f32; the scale is the module's. 0 where nothing was stored to.
         bound: what both may be at most.
         faults: everything else that is wrong: rows that must be 0, slots that must keep their bits.
+        y_at, state_at: where those errors are: "sequence 3, head 1", "slot 3, head 1".
     """
 
     y: float
     state: float
     bound: float
     faults: tuple[str, ...]
+    y_at: str = ""
+    state_at: str = ""
 
     @property
     def ok(self) -> bool:
@@ -46,7 +64,8 @@ class Errors:
         return not self.faults and self.y <= self.bound and self.state <= self.bound
 
     def __str__(self) -> str:
-        text = f"relative error of y {self.y:.2e}, of state {self.state:.2e}, allowed {self.bound:.2e}"
+        y_at, state_at = (f" ({at})" if at else "" for at in (self.y_at, self.state_at))
+        text = f"relative error of y {self.y:.2e}{y_at}, of state {self.state:.2e}{state_at}, allowed {self.bound:.2e}"
         return "; ".join((text, *self.faults))
 
 
@@ -120,8 +139,138 @@ def compare(result: ScanResult, problem: ScanProblem, truth: OracleResult | None
     if dead.size and (dead.astype(np.float32) != 0).any():
         faults.append("y must be 0 at padding and past the last offset, found other values")
     faults += _kept_faults(result, problem)
-    y = relative_norm(excess(result.y, truth.y, problem.io), truth.y)
-    return Errors(y, _state_error(result, problem, truth), f32_bound(problem), tuple(faults))
+    bound = f32_bound(problem)
+    y, state = _y_errors(result, problem, truth), _state_errors(result, problem, truth)
+    loud = {int(s) for s in y.names[y.above(bound)]}
+    if state.above(bound).any():
+        owners = _owners(problem)
+        loud |= {owners[int(slot)] for slot in state.names[state.above(bound)]}
+    if loud:
+        y_terms, state_terms = _root_sums(problem, sorted(loud))
+        y, state = y.widened(y_terms), state.widened(state_terms)
+    return Errors(y.worst, state.worst, bound, tuple(faults), y.where("sequence"), state.where("slot"))
+
+
+@dataclass(frozen=True, eq=False)
+class _Groups:
+    """Norms of errors and their scales by group: [names, heads], names being sequences or slots."""
+
+    names: NDArray[np.int64]
+    errors: Float64
+    scales: Float64
+
+    @property
+    def ratios(self) -> Float64:
+        """Errors over scales: 0 where there is no error, infinite where there is no scale or no number."""
+        with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+            ratios = np.where(self.errors == 0, 0.0, self.errors / self.scales)
+        return np.where(np.isnan(ratios), np.inf, ratios)
+
+    @property
+    def worst(self) -> float:
+        return float(self.ratios.max(initial=0.0))
+
+    def above(self, bound: float) -> NDArray[np.bool_]:
+        """Which names have a head above a bound."""
+        largest: Float64 = self.ratios.max(axis=-1, initial=0.0)
+        return largest > bound
+
+    def widened(self, terms: dict[int, Float64]) -> _Groups:
+        """The same with scales of at least the norms of the terms, [heads] by name; other names keep theirs."""
+        scales = self.scales.copy()
+        for row, name in enumerate(self.names):
+            if int(name) in terms:
+                scales[row] = np.maximum(scales[row], terms[int(name)])
+        return _Groups(self.names, self.errors, scales)
+
+    def where(self, kind: str) -> str:
+        """The worst group in words, or an empty string where no group has an error."""
+        if not self.worst:
+            return ""
+        row, head = np.unravel_index(int(self.ratios.argmax()), self.ratios.shape)
+        return f"{kind} {int(self.names[row])}, head {int(head)}"
+
+
+def _audible(error: Float64, truth: Float64) -> Float64:
+    """Errors without those below what f32 can hold of a value that is not exactly zero."""
+    return np.where((error <= _TINY) & (truth != 0), 0.0, error)
+
+
+def _y_errors(result: ScanResult, problem: ScanProblem, truth: OracleResult) -> _Groups:
+    filled = np.flatnonzero(problem.lengths > 0)
+    starts = problem.offsets[filled]
+    end = int(problem.offsets[-1])
+
+    def norms(values: Float64) -> Float64:
+        if not filled.size:
+            return np.zeros((0, problem.heads))
+        by_token = np.einsum("thp,thp->th", values[:end], values[:end])
+        live: Float64 = np.sqrt(np.add.reduceat(by_token, starts, axis=0))[~problem.padding[filled]]
+        return live
+
+    error = _audible(excess(result.y, truth.y, problem.io), truth.y)
+    names = filled[~problem.padding[filled]].astype(np.int64)
+    return _Groups(names, norms(error), norms(truth.y))
+
+
+def _state_errors(result: ScanResult, problem: ScanProblem, truth: OracleResult) -> _Groups:
+    slots = np.array(list(truth.states), np.int64)
+    if not slots.size:
+        return _Groups(slots, np.zeros((0, problem.heads)), np.zeros((0, problem.heads)))
+    wanted = np.stack([truth.states[int(slot)] for slot in slots])
+    found = result.state[slots]
+    if result.state_scale is None:
+        error = excess(found, wanted, problem.state_dtype)
+    else:
+        values = found.astype(np.float64) * result.state_scale[slots].astype(np.float64)[..., None]
+        step = np.abs(wanted).max(axis=-1, keepdims=True) / 127.0
+        error = np.maximum(np.abs(values - wanted) - step, 0.0)
+    error = _audible(error, wanted)
+    norms = (np.sqrt(np.einsum("shpn,shpn->sh", values, values)) for values in (error, wanted))
+    return _Groups(slots, *norms)
+
+
+def _owners(problem: ScanProblem) -> dict[int, int]:
+    """The sequence that stores to each slot."""
+    final = np.arange(problem.sequences) if problem.state is None else problem.resolved_write
+    owners = {int(slot): s for s, slot in enumerate(final) if not problem.padding[s]}
+    if problem.checkpoint_slots is not None:
+        sequences = np.repeat(np.arange(problem.sequences), problem.lengths)
+        owners |= {int(slot): int(s) for slot, s in zip(problem.checkpoint_slots, sequences, strict=False)}
+    return owners
+
+
+def _root_sums(problem: ScanProblem, sequences: list[int]) -> tuple[dict[int, Float64], dict[int, Float64]]:
+    """Norms, [heads], of the root of the sum of squares of the terms: of y by sequence, of states by slot."""
+    A = problem.A.astype(np.float64).reshape(problem.heads, 1, -1)
+    group = np.arange(problem.heads) // (problem.heads // problem.groups)
+    d = step_sizes(problem)
+    y: dict[int, Float64] = {}
+    states: dict[int, Float64] = {}
+    for s in sequences:
+        S = initial_state(problem, s)
+        Q = S**2
+        total = np.zeros(problem.heads)
+        for t in range(int(problem.offsets[s]), int(problem.offsets[s + 1])):
+            x = problem.x[t].astype(np.float64)
+            B, C = (array[t].astype(np.float64)[group] for array in (problem.B, problem.C))
+            decay = np.exp(d[t][:, None, None] * A)
+            term = (d[t][:, None] * x)[:, :, None] * B[:, None, :]
+            S, Q = decay * S + term, decay**2 * Q + term**2
+            square = C[:, :, None] ** 2
+            R = np.maximum(S**2 @ square, Q @ square)[:, :, 0]
+            if problem.D is not None:
+                R += (problem.D.astype(np.float64)[:, None] * x) ** 2
+            if problem.z is not None:
+                R *= gate(problem.z[t].astype(np.float64)) ** 2
+            total += R.sum(axis=1)
+            if problem.checkpoint_slots is not None and problem.checkpoint_slots[t] != -1:
+                states[int(problem.checkpoint_slots[t])] = np.sqrt(Q.sum(axis=(1, 2)))
+        y[s] = np.sqrt(total)
+        slot = s if problem.state is None else int(problem.resolved_write[s])
+        if slot != -1:
+            states[slot] = np.sqrt(Q.sum(axis=(1, 2)))
+    return y, states
 
 
 def _shape_faults(result: ScanResult, problem: ScanProblem) -> list[str]:
@@ -152,16 +301,3 @@ def _kept_faults(result: ScanResult, problem: ScanProblem) -> list[str]:
         if changed:
             faults.append(f"{name}: slots that nothing stores to must keep their bits, slots {changed[:8]} changed")
     return faults
-
-
-def _state_error(result: ScanResult, problem: ScanProblem, truth: OracleResult) -> float:
-    if not truth.states:
-        return 0.0
-    slots = list(truth.states)
-    wanted = np.stack([truth.states[slot] for slot in slots])
-    found = result.state[slots]
-    if result.state_scale is None:
-        return relative_norm(excess(found, wanted, problem.state_dtype), wanted)
-    values = found.astype(np.float64) * result.state_scale[slots].astype(np.float64)[..., None]
-    step = np.abs(wanted).max(axis=-1, keepdims=True) / 127.0
-    return relative_norm(np.maximum(np.abs(values - wanted) - step, 0.0), wanted)

@@ -27,6 +27,7 @@ SYNC = "uv sync"
 INSTALL_PYCUDA = "uv run invoke doctor --install-pycuda"
 _PYCUDA = "pycuda==2026.1"
 # The profiler's header is one that PyCUDA's sources include.
+_PCI = Path("/sys/bus/pci/devices")
 _CUDA_PACKAGES = ("cuda-bindings==13.0.*", "nvidia-cuda-profiler-api==13.0.*")
 
 
@@ -81,21 +82,37 @@ def _tool(name: str, said: str, cure: str) -> Finding:
     return Finding(name, "ok", said) if said else Finding(name, "missing", "not found", cure)
 
 
+def pci_gpus(folder: Path = _PCI) -> int:
+    """How many NVIDIA display or compute devices the PCI bus has, whether or not there is a driver for them."""
+    count = 0
+    for device in folder.glob("*"):
+        try:
+            vendor, kind = ((device / name).read_text(encoding="ascii").strip() for name in ("vendor", "class"))
+        except OSError:
+            continue
+        count += vendor == "0x10de" and kind.startswith("0x03")
+    return count
+
+
 def _package(distribution: str, present: bool) -> Finding:
     found = version(distribution)
     if found:
         return Finding(distribution, "ok", found)
     if not present:
-        return Finding(distribution, "not needed", "there is no GPU here")
+        return Finding(distribution, "not needed", "no GPU can be used here")
     return Finding(distribution, "missing", "not found", INSTALL_PYCUDA)
 
 
 def examine() -> list[Finding]:
     """Look for everything that some command of the project uses."""
-    driver = gpus.driver()
+    driver, on_bus = gpus.driver(), pci_gpus()
+    wanted = toolchain.MIN_DRIVER[int(toolchain.PINNED_VERSION.split(".")[0])]
+    unseen = f"{on_bus} NVIDIA GPU{'s' if on_bus > 1 else ''} on the PCI bus: {driver.problem}"
+    cure = f"install an NVIDIA driver {wanted} or newer; in a container, start it with its GPUs"
     findings = [
         Finding("python", "ok", sys.version.split()[0]),
         _tool("g++", _program("g++", "--version"), "apt-get install g++"),
+        _tool("gcc", _program("gcc", "--version"), "apt-get install gcc"),  # what cgo calls
         _nvcc(),
         _tool("clang-format", _program("clang-format", "--version"), SYNC),
         _tool("go", _program("go", "version"), SYNC),
@@ -103,16 +120,19 @@ def examine() -> list[Finding]:
     if driver.version or driver.cuda:
         found = f"{driver.version or 'version unknown'}, CUDA up to {driver.cuda or 'unknown'}"
         branch = driver.version.split(".")[0]
-        wanted = toolchain.MIN_DRIVER[int(toolchain.PINNED_VERSION.split(".")[0])]
         if branch.isdigit() and int(branch) < int(wanted):
-            cure = f"install an NVIDIA driver {wanted} or newer"
-            findings.append(Finding("driver", "missing", f"{found}: older than {wanted}", cure))
+            upgrade = f"install an NVIDIA driver {wanted} or newer"
+            findings.append(Finding("driver", "missing", f"{found}: older than {wanted}", upgrade))
         else:
             findings.append(Finding("driver", "ok", found))
+    elif on_bus:
+        findings.append(Finding("driver", "missing", unseen, cure))
     else:
         findings.append(Finding("driver", "not needed", driver.problem or "there is no GPU here"))
     if driver.gpus:
         findings += [Finding("GPU", "ok", f"{gpu.name}, target {gpu.target}") for gpu in driver.gpus]
+    elif on_bus:
+        findings.append(Finding("GPU", "missing", unseen, cure))
     else:
         findings.append(Finding("GPU", "not needed", f"{driver.problem}: kernels run in the emulator"))
     return [*findings, _package("pycuda", bool(driver.gpus)), _package("cuda-bindings", bool(driver.gpus))]

@@ -433,7 +433,10 @@ def stage_go(target: str = "sm_90", kernels: Sequence[str] = (), folder: Path = 
 
     Raises:
         SsmError: a kernel cannot be made; see `compile_kernel`.
+        NoKernel: the target is PTX, which the test does not load.
     """
+    if target.startswith("compute_"):
+        raise NoKernel(f"a target with a cubin was wanted for the Go test, such as sm_90, found {target}")
     chosen = kernels or [RecurrentSpec(d_state=128, io=io).id for io in ("f32", "bf16")]
     return stage(folder, target, [compile_kernel(kernel, target) for kernel in chosen])
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,6 +12,7 @@ from pyharness import golden
 from pyharness.errors import ToolchainError
 from pyharness.toolchain import ROOT
 
+_WIDTH = 120
 _PYTHON = ("pyharness", "tests", "tasks.py")
 
 
@@ -32,6 +33,15 @@ def _cuda_sources() -> list[str]:
     folder = ROOT / "templates"
     found = [path for ending in ("*.cuh", "*.cu") for path in folder.rglob(ending)]
     return [path.relative_to(ROOT).as_posix() for path in sorted(found)]
+
+
+def long_lines(paths: Iterable[Path], width: int = _WIDTH) -> str:
+    """Lines of emitted sources that are too long to review side by side: file, number and length, a line each."""
+    found = []
+    for path in sorted(paths):
+        lines = path.read_text(encoding="utf-8").splitlines()
+        found += [f"{path.name}:{n}: {len(line)} columns" for n, line in enumerate(lines, 1) if len(line) > width]
+    return "\n".join(found)
 
 
 def _said(command: list[str], *, says_when_wrong: bool = False) -> str:
@@ -62,6 +72,8 @@ def run() -> Iterator[Check]:
         _said([_beside("clang-format"), "--dry-run", "-Werror", *sources]) if sources else "",
         "clang-format -i " + " ".join(sources),
     )
+    emitted = (ROOT / "generated" / "kernels").glob("*.cu")
+    yield Check("emitted lines", long_lines(emitted), "break the line in templates/kernels, then invoke build")
     goroot = golden.run_go(["env", "GOROOT"], golden.SOURCES, cgo=False).strip()
     gofmt = str(Path(goroot) / "bin" / "gofmt")
     yield Check("gofmt", _said([gofmt, "-d", "templates/go"], says_when_wrong=True), f"{gofmt} -w templates/go")

@@ -39,4 +39,21 @@ def render(spec: KernelSpec) -> str:
     """The CUDA source of a spec: the same text on every machine, ending in one newline."""
     text = _environment().get_template(spec.template).render(spec.constants())
     text = re.sub(r"[ \t]+\n", "\n", text)
-    return re.sub(r"\n{3,}", "\n\n", text).rstrip("\n") + "\n"
+    return re.sub(r"\n{3,}", "\n\n", _aligned(text)).rstrip("\n") + "\n"
+
+
+def _aligned(text: str) -> str:
+    """The text with the comments of consecutive constants in one column, whatever the width of their values."""
+    constant = re.compile(r"((?:constexpr|using) [^/]*;)  (// .*)")
+    out: list[str] = []
+    block: list[tuple[str, str]] = []
+    for line in [*text.split("\n"), ""]:
+        found = constant.fullmatch(line)
+        if found:
+            block.append((found[1], found[2]))
+            continue
+        width = max((len(code) for code, _ in block), default=0)
+        out += [f"{code:{width}}  {comment}" for code, comment in block]
+        block = []
+        out.append(line)
+    return "\n".join(out[:-1])

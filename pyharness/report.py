@@ -1,17 +1,25 @@
-"""Tables of what was measured: rows for the terminal, Markdown for the README, both from stored figures."""
+"""Tables of what was built and measured: rows for the terminal, Markdown for the README, all from stored figures."""
 
 from __future__ import annotations
 
 import json
+import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pyharness import toolchain
+from pyharness import manifest, toolchain
 from pyharness.errors import SsmError
+from pyharness.listing import table
+from pyharness.spec import parse_id
 
 BENCH = toolchain.ROOT / "generated" / "bench"
 README = toolchain.ROOT / "README.md"
+#: What the README's sample listing shows: the catalogue's kernels of one d_state, in f32, for one target.
+_SAMPLE_D_STATE, _SAMPLE_TARGET = 128, "sm_90"
+#: What the foundation set out to reach in f32 on an H200.
+PREFILL_GOAL_US, PREFILL_GOAL_OF_PADDED, DECODE_GOAL = 450.0, 3.0, 1.10
+_WIDTH = 120
 
 
 def device_slug(name: str) -> str:
@@ -37,7 +45,7 @@ def stored(suite: str, folder: Path = BENCH) -> list[dict[str, Any]]:
 
 
 def readme_table(suite: str, folder: Path = BENCH) -> str:
-    """The stored figures of a suite as Markdown: a table a device, a line a kernel, beside the ceilings.
+    """The stored figures of a suite as Markdown: tables of a line a kernel, beside the ceilings, and what they say.
 
     Raises:
         SsmError: nothing is stored.
@@ -45,24 +53,36 @@ def readme_table(suite: str, folder: Path = BENCH) -> str:
     return "\n\n".join(_device_table(document) for document in stored(suite, folder))
 
 
+def _wrapped(prose: str) -> str:
+    return textwrap.fill(prose, _WIDTH, break_long_words=False, break_on_hyphens=False)
+
+
 def _device_table(document: Mapping[str, Any]) -> str:
-    by_io: dict[str, list[str]] = {}
+    by_shape: dict[tuple[Any, ...], list[str]] = {}
     for name, point in document["points"].items():
-        by_io.setdefault(point["io"], []).append(name)
+        by_shape.setdefault(tuple(point[size] for size in _SHAPE), []).append(name)
     device = f"{document['device']}, driver {document['driver']}, nvcc {document['compiler']}, {document['date']}"
-    parts = [f"{device}. Microseconds; in brackets the time as a multiple of the ceiling."]
-    for io, names in sorted(by_io.items(), key=lambda item: item[0] != "f32"):
-        parts.append(_io_table(document, io, sorted(names, reverse=True)))
-    return "\n\n".join(parts)
+    parts = [
+        _wrapped(
+            f"{device}. Microseconds of one call whose data are cold: rotating problems keep them out of the L2 cache. "
+            "In brackets the time as a multiple of the ceiling."
+        )
+    ]
+    for shape, names in sorted(by_shape.items(), key=lambda item: (item[0][0] != "f32", item[0])):
+        io, heads, head_dim, d_state, groups, state = shape
+        parts.append(f"{heads} heads x {head_dim} head_dim x {d_state} d_state, {groups} groups, {io}, state {state}:")
+        parts.append(_shape_table(document, io, sorted(names, reverse=True)))
+    findings = [text for text in (goals(document), compile_time_sizes(document)) if text]
+    return "\n\n".join([*parts, *map(_wrapped, findings)])
 
 
-def _io_table(document: Mapping[str, Any], io: str, names: Sequence[str]) -> str:
-    rows = [row for row in document["rows"] if row["point"] in names]
+def _shape_table(document: Mapping[str, Any], io: str, names: Sequence[str]) -> str:
+    rows = [row for row in document["rows"] if row["point"] in names and "us" in row]
     lines = [f"| {io} | " + " | ".join(_heading(document["points"][name]) for name in names) + " |"]
     lines.append("| --- |" + " ---: |" * len(names))
     ceilings = {row["point"]: row["ceilings"] for row in rows}
-    for kind in dict.fromkeys(kind for name in names for kind in ceilings[name] if kind != "us"):
-        cells = [f"{ceilings[name][kind]:.1f}" if kind in ceilings[name] else "" for name in names]
+    for kind in dict.fromkeys(kind for name in names for kind in ceilings.get(name, ()) if kind != "us"):
+        cells = [f"{ceilings[name][kind]:.1f}" if kind in ceilings.get(name, ()) else "" for name in names]
         lines.append(f"| ceiling: {_CEILINGS[kind]} | " + " | ".join(cells) + " |")
     for kernel in dict.fromkeys(row["kernel"] for row in rows):
         found = {row["point"]: row for row in rows if row["kernel"] == kernel}
@@ -71,6 +91,57 @@ def _io_table(document: Mapping[str, Any], io: str, names: Sequence[str]) -> str
     return "\n".join(lines)
 
 
+def _timed(document: Mapping[str, Any], job: str) -> list[Mapping[str, Any]]:
+    """The rows of a job in f32, fastest first."""
+    names = {name for name, point in document["points"].items() if (point["job"], point["io"]) == (job, "f32")}
+    rows = [row for row in document["rows"] if row["point"] in names and "us" in row]
+    return sorted(rows, key=lambda row: row["us"]["median"])
+
+
+def _layout_time(rows: Sequence[Mapping[str, Any]], layout: str) -> float:
+    """The time of the fastest kernel of a layout, 0 where none was timed."""
+    times = (row["us"]["median"] for row in rows if getattr(parse_id(row["kernel"]), "layout", "") == layout)
+    return float(next(times, 0.0))
+
+
+def goals(document: Mapping[str, Any]) -> str:
+    """The foundation's goals in f32 beside what some stored figures reach; empty where they lack a job."""
+    prefill, decode = _timed(document, "prefill"), _timed(document, "decode")
+    if not prefill or not decode:
+        return ""
+    us, padded = prefill[0]["us"]["median"], _layout_time(prefill, "padded")
+    reached = [f"prefill {us / 1000:.3f} ms, {_verdict(us, PREFILL_GOAL_US)}"]
+    if padded:
+        reached.append(f"{padded / us:.1f}x as fast as `padded`, {_verdict(PREFILL_GOAL_OF_PADDED, padded / us)}")
+    over = 100 * (decode[0]["ratio"] - 1)
+    reached.append(f"decode {over:.0f} % above its ceiling, {_verdict(decode[0]['ratio'], DECODE_GOAL)}")
+    return (
+        f"Goals in f32: prefill in {PREFILL_GOAL_US / 1000:.2f} ms and {PREFILL_GOAL_OF_PADDED:.0f}x as fast as "
+        f"`padded`, decode within {100 * (DECODE_GOAL - 1):.0f} % of its ceiling. The fastest kernel of each: "
+        f"{'; '.join(reached)}."
+    )
+
+
+def _verdict(found: float, most: float) -> str:
+    return "reached" if found <= most else "not reached"
+
+
+def compile_time_sizes(document: Mapping[str, Any]) -> str:
+    """What sizes that are known to the compiler gain: `padded` against `generic`; empty where one was not timed."""
+    shares = []
+    for job in ("prefill", "decode"):
+        rows = _timed(document, job)
+        padded, generic = _layout_time(rows, "padded"), _layout_time(rows, "generic")
+        if not padded or not generic:
+            return ""
+        shares.append(f"{generic / padded:.2f}x the time of `padded` in {job} ({generic:.1f} for {padded:.1f} us)")
+    return (
+        f"What sizes known to the compiler gain: `generic`, which is `padded` with every size at run time, takes "
+        f"{' and '.join(shares)}."
+    )
+
+
+_SHAPE = ("io", "heads", "head_dim", "d_state", "groups", "state")
 _CEILINGS = {
     "slots": "the states read and written, in slot order",
     "contiguous": "the same bytes in one range",
@@ -80,22 +151,63 @@ _CEILINGS = {
 
 
 def _heading(point: Mapping[str, Any]) -> str:
-    return f"{point['job']} {point['sequences']} x {point['tokens']}"
+    start = "resumed" if point["resume"] else "fresh"
+    return f"{point['job']} {point['sequences']} x {point['tokens']}, {start}"
 
 
-def write_readme(suite: str, path: Path = README, folder: Path = BENCH) -> bool:
-    """Put the table between the README's `<!-- bench:SUITE -->` and `<!-- /bench:SUITE -->`; whether that changed it.
+def sample_listing(folder: Path = manifest.FOLDER) -> list[dict[str, Any]]:
+    """What `invoke generate` lists for one target, from the manifest: all but the seconds, which are not stored."""
+    rows = []
+    for row in manifest.read_all(folder):
+        spec, image = row.kernel, row.targets.get(_SAMPLE_TARGET)
+        if image is None or (spec.d_state, spec.io, spec.state) != (_SAMPLE_D_STATE, "f32", "f32"):
+            continue
+        usage = image.usage.values()
+        rows.append(
+            {
+                "id": row.id,
+                "target": _SAMPLE_TARGET,
+                "registers": max(use["registers"] for use in usage),
+                "spills": max(use["local_bytes"] for use in usage),
+                "shared": max(use["static_shared"] for use in usage) + image.dynamic_shared,
+                "bytes": image.bytes,
+            }
+        )
+    return rows
 
-    Raises:
-        SsmError: nothing is stored, or the README has not the two markers.
-    """
-    text = path.read_text(encoding="utf-8")
-    first, last = f"<!-- bench:{suite} -->", f"<!-- /bench:{suite} -->"
+
+def _between(text: str, name: str, content: str) -> str:
+    """A text with other content between its lines `<!-- NAME -->` and `<!-- /NAME -->`."""
+    first, last = f"<!-- {name} -->", f"<!-- /{name} -->"
     before, found, rest = text.partition(first)
     _, ended, after = rest.partition(last)
     if not found or not ended:
-        raise SsmError(f"{path.name}: the lines {first} and {last} were wanted, found {text.count(first)} of the first")
-    changed = f"{before}{first}\n{readme_table(suite, folder)}\n{last}{after}"
+        raise SsmError(f"README.md: the lines {first} and {last} were wanted, found {text.count(first)} of the first")
+    return f"{before}{first}\n{content}\n{last}{after}"
+
+
+def refreshed_readme(text: str, suite: str, folder: Path = BENCH, rows: Path = manifest.FOLDER) -> str:
+    """The README with the figures of a suite and the sample listing as they are stored.
+
+    Raises:
+        SsmError: nothing is stored, or the README has not the markers.
+    """
+    text = _between(text, f"bench:{suite}", readme_table(suite, folder))
+    return _between(text, "listing", f"```\n{table(sample_listing(rows))}\n```")
+
+
+def write_readme(suite: str, path: Path = README, folder: Path = BENCH, rows: Path = manifest.FOLDER) -> bool:
+    """Bring the README in line with what is stored; whether that changed it.
+
+    Args:
+        folder: the stored figures.
+        rows: the manifest, of which the sample listing is made.
+
+    Raises:
+        SsmError: nothing is stored, or the README has not the markers.
+    """
+    text = path.read_text(encoding="utf-8")
+    changed = refreshed_readme(text, suite, folder, rows)
     if changed != text:
         toolchain.publish(path, changed.encode())
     return changed != text

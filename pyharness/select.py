@@ -9,7 +9,7 @@ The rule is meant to be stated again in Go and C, so it uses integers only. For 
    `distance` = |bits(batch_heads) - bits(batch_heads')| + |bits(tokens) - bits(tokens')|, where bits(v) is the number
    of binary digits of v (0 for 0; Go: bits.Len64, C: 64 - clzll), batch_heads is sequences * heads, and tokens counts
    all tokens of the call.
-4. *Same target.* Else 2 and 3 among entries of other devices of the same target.
+4. *Same target.* Else 2 and 3 among entries of other devices of the same target; a device without a name starts here.
 5. *Default.* Else the default of (d_state, io, state): the table's, then the recurrent kernel whose fields all take
    their defaults, then the recurrent kernel with the smallest id.
 6. *Generic.* Else `recurrent_generic_*` of the same io and state.
@@ -31,8 +31,9 @@ from typing import Any
 
 from pyharness import manifest
 from pyharness.errors import NoKernel
+from pyharness.families import FAMILIES
 from pyharness.problem import ScanProblem
-from pyharness.spec import TARGETS, Geometry, KernelSpec, parse_id
+from pyharness.spec import DTYPE_BYTES, IO_DTYPES, TARGETS, Geometry, KernelSpec, parse_id
 
 SCHEMA_VERSION = 1
 SOURCES = ("measured", "reported", "default")
@@ -47,7 +48,12 @@ _logged: set[tuple[str, tuple[str, ...]]] = set()
 
 @dataclass(frozen=True)
 class Device:
-    """What selection knows of a GPU: its name, its target, and its opt-in shared memory a block (0: as the target)."""
+    """What selection knows of a GPU.
+
+    Attributes:
+        name: as the driver gives it; empty for any device of the target.
+        shared_limit: opt-in shared memory of a block in bytes; 0 for that of the target.
+    """
 
     name: str
     target: str
@@ -152,6 +158,56 @@ def unusable(spec: KernelSpec, device: Device | None) -> str:
     if not reason and 0 < device.shared_limit < spec.shared_bytes:
         reason = f"needs {spec.shared_bytes} bytes of shared memory, {device.name} allows {device.shared_limit}"
     return reason
+
+
+def checked(features: Features) -> Features:
+    """Features that were typed in by hand, after a check.
+
+    Raises:
+        NoKernel: they are those of no problem; the message names the field.
+    """
+    g = features.geometry
+    for name, least in (("tokens", 0), ("sequences", 1), ("heads", 1), ("head_dim", 1), ("groups", 1), ("d_state", 1)):
+        if getattr(g, name) < least:
+            raise NoKernel(f"{name} must be at least {least}, found {getattr(g, name)}")
+    if g.heads % g.groups:
+        raise NoKernel(f"groups must divide heads, found {g.groups} groups and {g.heads} heads")
+    for name, value, known in (("io", features.io, IO_DTYPES), ("state", features.state, tuple(DTYPE_BYTES))):
+        if value not in known:
+            raise NoKernel(f"{name} must be one of {', '.join(known)}, found {value!r}")
+    return features
+
+
+def named_device(name: str = "", target: str = "", table: Table | None = None) -> Device | None:
+    """A device that need not be here, by its name, its target, or both; None if neither is given.
+
+    Args:
+        name: as the driver gives it or some words of it, in any case: "H200" is NVIDIA H200 where that was measured.
+        target: such as sm_90; needed for a device that was not measured.
+        table: None for the committed one.
+
+    Raises:
+        NoKernel: no such target, or a name that alone does not tell the target.
+    """
+    if target and target not in TARGETS:
+        raise NoKernel(f"the target must be one of {', '.join(TARGETS)}, found {target!r}")
+    if not name:
+        return Device("", target) if target else None
+    entries = (committed_table() if table is None else table).entries
+    measured = sorted({(entry.device, entry.target) for entry in entries})
+    words = set(_words(name))
+    found = [one for one in measured if words and words <= set(_words(one[0])) and target in ("", one[1])]
+    found = [one for one in found if _words(one[0]) == _words(name)] or found
+    if len(found) == 1:
+        return Device(*found[0])
+    if target:
+        return Device(name, target)
+    known = ", ".join(device for device, _ in found or measured) or "none"
+    raise NoKernel(f"the device must be one that was measured, of {known}, or have its target told, found {name!r}")
+
+
+def _words(name: str) -> list[str]:
+    return "".join(c if c.isalnum() else " " for c in name.lower()).split()
 
 
 def catalogue_ids() -> tuple[str, ...]:
@@ -279,7 +335,7 @@ def choose(
     found = _from_entries(features, device, [e for e in entries if e.kernel in fitting], steps)
     if found is None:
         defaults = committed_table().defaults if table is None else table.defaults
-        found = _default(features, fitting, defaults, steps)
+        found = _default(features, device, fitting, defaults, steps)
     selection = Selection(*found, tuple(steps))
     if steps and (selection.id, selection.steps) not in _logged:
         _logged.add((selection.id, selection.steps))
@@ -297,7 +353,8 @@ def _from_entries(
     ]
     own = [e for e in alike if e.device == device.name]
     kin = [e for e in alike if e.device != device.name and e.target == device.target]
-    for rows, where in ((own, device.name), (kin, f"another {device.target} device")):
+    places = [(own, device.name), (kin, f"another {device.target} device")]
+    for rows, where in places if device.name else [(kin, f"a {device.target} device")]:
         exact = [e for e in rows if _same_problem(features, e)]
         if exact:
             best = min(exact, key=lambda e: e.kernel)
@@ -324,6 +381,7 @@ def _same_problem(features: Features, entry: Entry) -> bool:
 
 def _default(
     features: Features,
+    device: Device | None,
     fitting: Mapping[str, KernelSpec],
     defaults: Iterable[tuple[str, int, str, str, str]],
     steps: list[str],
@@ -342,17 +400,34 @@ def _default(
     steps.append(f"no recurrent kernel for d_state {key[0]}, io {key[1]}, state {key[2]}")
     if special:
         return min(spec.id for spec in special), "the only family on offer for this problem"
-    steps.append("the generic kernel, which is slower: invoke generate makes a specialised one")
+    steps.append(f"the generic kernel, which is slower: {_on_demand(features, device, 'recurrent')}")
     return min(fitting), "generic takes what no other kernel does"
 
 
 def _nothing(features: Features, device: Device | None, family: str | None, specs: list[KernelSpec]) -> str:
-    g = features.geometry
     reasons = [f"{spec.id} ({mismatch(features, spec) or unusable(spec, device)})" for spec in specs]
     shown = "; ".join(reasons[:8]) + (f"; and {len(reasons) - 8} more" if len(reasons) > 8 else "")
     kind = f"{family} kernel" if family else "kernel"
-    place = f" on {device.name} ({device.target})" if device else ""
+    place = f" on {device.name or 'any device'} ({device.target})" if device else ""
+    cure = _on_demand(features, device, family or "recurrent")
+    return f"no {kind} of the catalogue runs {features}{place}. On offer: {shown or 'nothing'}. {cure}"
+
+
+def _on_demand(features: Features, device: Device | None, family: str) -> str:
+    """The command that makes a kernel for a problem and the id to run it by, or why there cannot be one."""
+    if family not in FAMILIES:
+        return f"There is no family {family!r}: families are {', '.join(FAMILIES)}"
+    try:
+        spec = FAMILIES[family](d_state=features.geometry.d_state, io=features.io, state=features.state)
+    except NoKernel as error:
+        return f"None can be generated: {str(error).rpartition('}: ')[2]}"
+    reason = unusable(spec, device)
+    if reason:
+        return f"None can be generated: {reason}"
+    options = [f"--dstate {spec.d_state}", *([f"--family {family}"] if family != "recurrent" else [])]
+    options += [f"--{name} {value}" for name, value in (("io", spec.io), ("state", spec.state)) if value != "f32"]
+    options += [f"--arch {device.target}"] if device else []
     return (
-        f"no {kind} of the catalogue runs {features}{place}. On offer: {shown or 'nothing'}. "
-        f"Build one with: invoke generate --dstate {g.d_state} --family {family or 'recurrent'}, or name a full id"
+        f"`invoke generate {' '.join(options)}` makes a specialised one; it is never selected: name it by its full id, "
+        f"{spec.id}"
     )

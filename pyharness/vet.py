@@ -25,20 +25,24 @@ from pyharness.catalogue import CATALOGUE
 from pyharness.compare import Errors, compare
 from pyharness.device import Device, get, image_target
 from pyharness.errors import DeviceError, NoKernel, SsmError
+from pyharness.families import RecurrentSpec
 from pyharness.oracle import OracleResult, oracle
 from pyharness.problem import ScanProblem
 from pyharness.report import device_slug
 from pyharness.scan import ScanResult, scan
-from pyharness.select import Features, mismatch
-from pyharness.spec import KernelSpec, parse_id
+from pyharness.spec import Geometry, KernelSpec, parse_id
 
 GENERATED = toolchain.ROOT / "generated" / "vetting"
 REPEATS = 20
 SANITIZERS = ("memcheck", "racecheck", "synccheck", "initcheck")
 _SANITIZER_FOUND = 99
-_SANITIZER_SECONDS = 900
+_SANITIZER_SECONDS = 120
+#: What a tool has for a verdict until it is asked for, and from when an image it watched changes.
+NOT_ASKED = "not run: ask for it with --sanitize"
 #: d_state at which a kernel that takes any is held against the cases of specialised ones.
-_GENERIC_D_STATES = (16, 100, 128)
+_GENERIC_D_STATES = (100, 5, 16, 128, 1024)
+#: The ancestor's tests keep all their heads up to this d_state: beyond it the oracle takes seconds.
+_ANCESTOR_WHOLE = 256
 
 Array = NDArray[Any]
 
@@ -58,18 +62,13 @@ def kernel_cases(spec: KernelSpec) -> Iterator[Case]:
 
 
 def plain_cases(spec: KernelSpec) -> Iterator[Case]:
-    """Edges and the ancestor's tests, which are f32."""
-    if (spec.io, spec.state) != ("f32", "f32"):
-        return
+    """Edges and the ancestor's tests (`cases.ancestor_cases`) in a kernel's own storage types."""
     for d_state in d_states(spec):
         # A layout that stages nothing has no chunk; the cases around 8 tokens serve it as well.
-        chunk = min(getattr(spec, "chunk", 0) or 8, 32)
-        for case in cases.edge_cases(d_state, chunk=chunk):
-            named = replace(case, name=f"{case.name} n{d_state} chunk {chunk}")
-            # One of them is of 16 bits.
-            if not mismatch(Features.of(solved(named)[0]), spec):
-                yield named
-        yield from cases.ancestor_cases(d_state, reduce=True)
+        chunk = spec.plan(Geometry(1, 1, 1, 1, 1, d_state)).chunk or 8
+        for case in cases.edge_cases(d_state, chunk=chunk, io=spec.io, state=spec.state):
+            yield replace(case, name=f"{case.name} n{d_state} chunk {chunk} {spec.io} s{spec.state}")
+        yield from cases.ancestor_cases(d_state, reduce=d_state > _ANCESTOR_WHOLE, io=spec.io, state=spec.state)
 
 
 def long_case(d_state: int, io: str, state: str) -> Case:
@@ -296,14 +295,15 @@ def vet(
             proofs.append(vet_kernel(spec, gpu))
         except SsmError as error:
             failed.append(f"{spec.id}: {error}")
-    found = run_sanitizers(specs, tell) if sanitize else {}
+    watched = sanitizer_specs(specs)
+    found = run_sanitizers(watched, tell) if sanitize else {}
     failed += [f"{tool}: {text}" for tool, text in found.items() if text.startswith("found")]
     if failed:
         raise DeviceError(f"nothing is stored, {len(failed)} failed on {gpu.name}:\n" + "\n".join(failed))
-    return _store(gpu, proofs, found)
+    return _store(gpu, proofs, found, [spec.id for spec in watched])
 
 
-def _store(gpu: Device, proofs: Sequence[Proof], sanitizers: dict[str, str]) -> dict[str, Any]:
+def _store(gpu: Device, proofs: Sequence[Proof], found: dict[str, str], watched: Sequence[str]) -> dict[str, Any]:
     path = GENERATED / f"{device_slug(gpu.name)}.json"
     kept = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
     families = {proof.kernel.split("_")[0] for proof in proofs}
@@ -319,8 +319,12 @@ def _store(gpu: Device, proofs: Sequence[Proof], sanitizers: dict[str, str]) -> 
         "target": gpu.target,
         "cuda": gpus.driver().cuda,
         "images": images,
-        "sanitizers": sanitizers or kept.get("sanitizers", {}),
     }
+    if found:
+        covered = {proof.kernel: proof.sha256 for proof in proofs if proof.kernel in watched}
+        document |= {"sanitizers": found, "sanitized": {"date": date, "images": covered}}
+    else:
+        document |= kept_verdicts(kept, set(images))
     toolchain.publish(path, (json.dumps(document, indent=1, sort_keys=True) + "\n").encode())
     return document
 
@@ -328,8 +332,33 @@ def _store(gpu: Device, proofs: Sequence[Proof], sanitizers: dict[str, str]) -> 
 # compute-sanitizer.
 
 
+def kept_verdicts(kept: dict[str, Any], images: set[str]) -> dict[str, Any]:
+    """Verdicts of an earlier run with the images they cover, if every one of those is still among `images`."""
+    covered = kept.get("sanitized", {}).get("images", {})
+    if covered and set(covered.values()) <= images:
+        return {"sanitizers": kept["sanitizers"], "sanitized": kept["sanitized"]}
+    return {"sanitizers": dict.fromkeys(SANITIZERS, NOT_ASKED), "sanitized": {"date": None, "images": {}}}
+
+
+def sanitizer_specs(specs: Sequence[KernelSpec]) -> list[KernelSpec]:
+    """The few kernels that compute-sanitizer watches: the first of each kind of code among some."""
+    wanted: tuple[Callable[[RecurrentSpec], bool], ...] = (
+        lambda spec: spec.layout == "tiled" and spec.io == "f32" and not spec.few_tokens,
+        lambda spec: spec.layout == "tiled" and spec.io == "f32" and spec.few_tokens,
+        lambda spec: spec.layout == "tiled" and spec.io == "bf16" and not spec.few_tokens,
+        lambda spec: spec.layout == "padded",
+        lambda spec: spec.layout == "swizzled",
+        lambda spec: spec.layout == "generic" and spec.io == "f32",
+    )
+    recurrent = [spec for spec in specs if isinstance(spec, RecurrentSpec)]
+    picked = (next((spec for spec in recurrent if fits(spec)), None) for fits in wanted)
+    # Of other families, all: they have their own templates.
+    others = [spec for spec in specs if not isinstance(spec, RecurrentSpec)]
+    return [*(spec for spec in picked if spec is not None), *others]
+
+
 def run_sanitizers(specs: Sequence[KernelSpec], tell: Callable[[str], None]) -> dict[str, str]:
-    """Run each tool over a small set of cases: "clean", "found: ..." or "not run: ..." with the reason."""
+    """Run each tool over a few cases of some kernels: "clean", "found: ..." or "not run: ..." with the reason."""
     program = shutil.which("compute-sanitizer")
     if program is None:
         return dict.fromkeys(SANITIZERS, "not run: compute-sanitizer is not on PATH; it comes with the CUDA toolkit")
@@ -361,23 +390,31 @@ def sanitizer_verdict(code: int, output: str) -> str:
     return f"not run: exit code {code}: " + " | ".join(lines[:4] or ["no output"])
 
 
+def sanitizer_cases(spec: KernelSpec) -> Iterator[Case]:
+    """A few tiny cases: two chunks and a part of a kernel that takes long ones, every option, odd strides."""
+    d_state = d_states(spec)[0]
+    plain = Options(io=spec.io, state=spec.state, dt_f32=True, fresh="mixed")
+    every = replace(plain, z=True, checkpoints=5, slots="moved", padding=4, order=True, tail=1)
+    chunk = spec.plan(Geometry(1, 1, 1, 1, 1, d_state)).chunk
+    for name, lengths, options in (
+        ("chunks", (min(2 * chunk + 3, 131), 1), plain),
+        ("options", (9, 1, 0, 5), every),
+        ("odd", (7, 2), replace(plain, shift=1, gap=3, slot_gap=5)),
+    ):
+        build = functools.partial(draw, 3, Shape(lengths, 2, 9, d_state), options)
+        yield Case(f"{name} {lengths} n{d_state} {spec.io} s{spec.state}", build)
+
+
 def sanitize_child(ids: Sequence[str]) -> None:
-    """Run a few small cases of each kernel: what compute-sanitizer watches.
+    """Run the sanitizer's cases of kernels: what compute-sanitizer watches.
 
     Raises:
         SsmError: a result is wrong or a run failed.
     """
     for kernel in ids:
         spec = parse_id(kernel)
-        for d_state in d_states(spec)[:1]:
-            plain = Options(io=spec.io, state=spec.state, dt_f32=True, fresh="mixed")
-            shape = Shape((21, 1, 0, 70), 2, 9, d_state)
-            for name, options in (
-                ("plain", plain),
-                ("options", replace(plain, z=True, checkpoints=5, slots="moved", padding=4, order=True, tail=1)),
-                ("odd", replace(plain, shift=1, gap=3, slot_gap=5)),
-            ):
-                check_case(spec, Case(f"{name} {d_state} {spec.io}", functools.partial(draw, 3, shape, options)))
+        for case in sanitizer_cases(spec):
+            check_case(spec, case)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -394,7 +431,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     console, notes = Console(width=200, highlight=False), Console(stderr=True, highlight=False)
     if options.sanitize_child is not None:
-        sanitize_child(options.sanitize_child or [spec.id for spec in CATALOGUE])
+        sanitize_child(options.sanitize_child or [spec.id for spec in sanitizer_specs(CATALOGUE)])
         return 0
     document = vet(options.family, options.device, options.sanitize, notes.print)
     rows = [

@@ -44,8 +44,9 @@ class Point:
 
     @property
     def name(self) -> str:
-        """The key of the point: decode_16x1_f32."""
-        return f"{self.job}_{self.sequences}x{self.tokens}_{self.io}"
+        """The key of the point: decode_16x1_f32, with its heads where they are not 64."""
+        heads = "" if self.heads == 64 else f"_{self.heads}_heads"
+        return f"{self.job}_{self.sequences}x{self.tokens}{heads}_{self.io}"
 
     @property
     def all_tokens(self) -> int:
@@ -87,16 +88,20 @@ POINTS = tuple(
 )
 
 
+#: Measured in sweeps only: one of eight ranks of a large model, where one sequence leaves most multiprocessors idle.
+SWEEP_POINTS = (*POINTS, Point("prefill", 1, 4096, False, heads=16, groups=1))
+
+
 def point_named(name: str) -> Point:
     """The point of a name.
 
     Raises:
         NoKernel: there is none.
     """
-    for point in POINTS:
+    for point in SWEEP_POINTS:
         if point.name == name:
             return point
-    raise NoKernel(f"no point {name!r} is measured; on offer: {', '.join(point.name for point in POINTS)}")
+    raise NoKernel(f"no point {name!r} is measured; on offer: {', '.join(point.name for point in SWEEP_POINTS)}")
 
 
 def slot_sets(set_bytes: int, l2_bytes: int) -> int:

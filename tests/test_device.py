@@ -57,12 +57,12 @@ def test_a_device_gets_machine_code_of_its_major_version_and_at_most_its_minor(
 
 def test_a_device_that_no_image_serves_is_told_what_is_on_offer() -> None:
     with pytest.raises(NoKernel) as caught:
-        device.image_target(RecurrentSpec(d_state=128), (6, 1), "NVIDIA P40")
+        device.image_target(RecurrentSpec(d_state=16), (6, 1), "NVIDIA P40")
     message = str(caught.value)
     for part in ("NVIDIA P40", "sm_61", "sm_75, sm_80", "invoke generate --arch sm_61"):
         assert part in message
     with pytest.raises(NoKernel, match="sm_75 has no bf16 arithmetic"):
-        device.image_target(RecurrentSpec(d_state=128, io="bf16"), (7, 5))
+        device.image_target(RecurrentSpec(d_state=16, io="bf16"), (7, 5))
 
 
 def test_the_argument_block_packs_as_raw_bytes_of_its_size() -> None:

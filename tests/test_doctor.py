@@ -13,7 +13,10 @@ from pyharness.errors import DeviceError, ToolchainError
 H200 = gpus.Gpu("NVIDIA H200", 9, 0)
 
 
-def _findings(monkeypatch: pytest.MonkeyPatch, driver: gpus.Driver, *installed: str) -> dict[str, doctor.Finding]:
+def _findings(
+    monkeypatch: pytest.MonkeyPatch, driver: gpus.Driver, *installed: str, on_bus: int = 0
+) -> dict[str, doctor.Finding]:
+    monkeypatch.setattr(doctor, "pci_gpus", lambda: on_bus)
     monkeypatch.setattr(gpus, "driver", lambda: driver)
     monkeypatch.setattr(doctor, "version", lambda name: "1.0" if name in installed else "")
     return {finding.name: finding for finding in doctor.examine()}
@@ -45,6 +48,7 @@ def test_a_machine_without_a_gpu_lacks_nothing(monkeypatch: pytest.MonkeyPatch) 
     assert {name: finding.state for name, finding in found.items()} == {
         "python": "ok",
         "g++": "ok",
+        "gcc": "ok",
         "nvcc": "ok",
         "clang-format": "ok",
         "go": "ok",
@@ -65,6 +69,30 @@ def test_a_gpu_without_pycuda_gets_the_command(monkeypatch: pytest.MonkeyPatch) 
     assert (found["pycuda"].state, found["pycuda"].cure) == ("missing", "uv run invoke doctor --install-pycuda")
 
 
+def test_a_gpu_without_a_driver_lacks_the_driver(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = _findings(monkeypatch, gpus.Driver(problem="no NVIDIA driver"), on_bus=2)
+    for name in ("driver", "GPU"):
+        assert (found[name].state, found[name].found) == ("missing", "2 NVIDIA GPUs on the PCI bus: no NVIDIA driver")
+        assert found[name].cure.startswith("install an NVIDIA driver 580 or newer")
+    assert found["pycuda"].state == "not needed"
+
+
+def test_gpus_are_counted_on_the_pci_bus(tmp_path: Path) -> None:
+    for name, vendor, kind in (
+        ("compute", "0x10de", "0x030200"),
+        ("display", "0x10de", "0x030000"),
+        ("sound", "0x10de", "0x040300"),
+        ("switch", "0x10de", "0x068000"),
+        ("other", "0x8086", "0x030000"),
+    ):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "vendor").write_text(f"{vendor}\n")
+        (tmp_path / name / "class").write_text(f"{kind}\n")
+    (tmp_path / "unreadable").mkdir()
+    assert doctor.pci_gpus(tmp_path) == 2
+    assert doctor.pci_gpus(tmp_path / "no such folder") == 0
+
+
 def test_a_driver_older_than_the_images_need_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     found = _findings(monkeypatch, gpus.Driver("570.86.10", "12.8", (H200,)))["driver"]
     assert (found.state, found.cure) == ("missing", "install an NVIDIA driver 580 or newer")
@@ -79,7 +107,7 @@ def test_what_is_missing_has_a_cure(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "_program", lambda *_: "")
     found = _findings(monkeypatch, gpus.Driver("580.65.06", "13.0", (H200,)))
     absent = {name: finding.cure for name, finding in found.items() if finding.state == "missing"}
-    assert set(absent) == {"g++", "nvcc", "clang-format", "go", "pycuda", "cuda-bindings"}
+    assert set(absent) == {"g++", "gcc", "nvcc", "clang-format", "go", "pycuda", "cuda-bindings"}
     assert all(absent.values())
 
 

@@ -17,7 +17,9 @@ from pyharness.spec import SHARED_LIMIT, TARGETS, KernelSpec
 
 REFRESH = "run `invoke build` and commit generated/"
 #: The one kernel that is compiled for every target here; the rest are compiled for sm_90.
-EVERYWHERE = CATALOGUE[0]
+EVERYWHERE = RecurrentSpec(d_state=128)
+#: A kernel of each template is compiled twice.
+REPEATED = (EVERYWHERE, RecurrentSpec(d_state=128, layout="block"), RecurrentSpec(d_state=128, layout="padded"))
 #: More shared memory than sm_75 has, less than a portable kernel may use.
 LARGE = RecurrentSpec(d_state=1024, layout="padded", chunk=10)
 
@@ -78,9 +80,10 @@ def test_one_kernel_is_that_of_the_manifest_on_every_target(target: str) -> None
     manifest.check(manifest.read(EVERYWHERE.id), target, _compiled(EVERYWHERE, target).data)
 
 
-def test_compiling_again_gives_the_same_bytes(tmp_path: Path) -> None:
-    again = toolchain.compile_cached(build.job(EVERYWHERE, "sm_90"), toolchain.find_compiler(), tmp_path)
-    assert again.data == _compiled(EVERYWHERE, "sm_90").data
+@pytest.mark.parametrize("spec", REPEATED, ids=lambda spec: spec.id)
+def test_compiling_again_gives_the_same_bytes(spec: KernelSpec, tmp_path: Path) -> None:
+    again = toolchain.compile_cached(build.job(spec, "sm_90"), toolchain.find_compiler(), tmp_path)
+    assert again.data == _compiled(spec, "sm_90").data
 
 
 def test_an_image_is_held_against_the_manifest(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -263,6 +266,31 @@ def test_sources_of_the_catalogue_go_to_generated_and_others_to_build(tmp_path: 
     assert cubin["shared"] >= other.shared_bytes
     assert (ptx["target"], ptx["registers"], ptx["spills"]) == ("compute_80", "-", "-")
     assert ptx["bytes"] == (tmp_path / "b" / "images" / "compute_80" / f"{other.id}.ptx").stat().st_size
+
+
+_SPILLING = """\
+extern "C" __global__ void SYMBOL(const int* x, float* y) {
+  float kept[64];
+  for (int i = 0; i < 64; ++i) kept[x[i] & 63] = x[i];
+  y[threadIdx.x] = kept[x[threadIdx.x] & 63];
+}
+"""
+
+
+def test_an_image_that_spills_is_left_out_and_not_published(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    spills, fine = RecurrentSpec(d_state=16, chunk=7), RecurrentSpec(d_state=16, layout="block")
+    emit = render
+    source = _SPILLING.replace("SYMBOL", spills.symbol())
+    monkeypatch.setattr(build, "render", lambda spec: source if spec == spills else emit(spec))
+    old = tmp_path / "images" / "sm_86" / f"{spills.id}.cubin"
+    toolchain.publish(old, b"an image of an older source")
+    choice = build.Choice((spills, fine), {})
+    made = build.generate(choice, ("sm_86",), generated=tmp_path / "generated", build=tmp_path)
+    assert [row["id"] for row in made.listing()] == [fine.id]
+    assert made.spilled == (f"{spills.id} for sm_86",)
+    assert made.left_out == {f"{spills.id} for sm_86": "spills 256 bytes a thread; use more lanes or fewer rows"}
+    assert [path.name for path in tmp_path.glob("images/*/*")] == [f"{fine.id}.cubin"]
+    assert made.sources[spills.id].read_text() == source
 
 
 def test_cleaning_removes_what_is_there(tmp_path: Path) -> None:

@@ -82,7 +82,7 @@ def test_scan_args_agree_between_cuda_numpy_and_manifest(tmp_path: Path) -> None
     text = header.read_text(encoding="utf-8")
     struct = re.search(r"struct ScanArgs \{(.*?)\n\};", text, re.DOTALL)
     assert struct is not None
-    fields = re.findall(r"(\w+);", struct[1])
+    fields = re.findall(r"(\w+);", re.sub(r"//.*", "", struct[1]))
     lines = [
         f'std::printf("{name} %zu %zu\\n", offsetof(ScanArgs, {name}), sizeof(ScanArgs::{name}));' for name in fields
     ]

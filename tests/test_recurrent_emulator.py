@@ -35,6 +35,7 @@ from pyharness.cases import (
     peer_cases,
     tiny_steps,
 )
+from pyharness.catalogue import CATALOGUE
 from pyharness.compare import compare, scaled_error
 from pyharness.emulator import EmulatorBuffer, EmulatorLaunch, run
 from pyharness.families import RecurrentSpec
@@ -42,6 +43,7 @@ from pyharness.families.recurrent import LAYOUTS
 from pyharness.oracle import oracle
 from pyharness.render import render
 from pyharness.scan import ScanResult, run_emulator
+from pyharness.spec import Geometry, KernelSpec
 from pyharness.toolchain import cuda_include_dirs
 from tests.strategies import problems
 
@@ -102,22 +104,81 @@ def test_any_problem_matches_the_oracle_where_vectors_fit(layout: str, problem: 
 def test_edges(layout: str, io: str) -> None:
     """Every known fault and edge, with boundaries and lengths around the chunk."""
     spec = small(layout, io)
-    for case in edge_cases(38, chunk=spec.chunk or 5):
+    for case in edge_cases(38, chunk=spec.chunk or 5, io=io):
         problem = case.build()
-        if problem.io == io:
-            errors = compare(scan(problem, spec.id, "emulator"), problem)
-            assert errors.ok, f"{spec.id}, {case.name}: {errors}"
+        errors = compare(scan(problem, spec.id, "emulator"), problem)
+        assert errors.ok, f"{spec.id}, {case.name}: {errors}"
 
 
 @EVERY_LAYOUT
 @pytest.mark.parametrize("d_state", ANCESTOR_D_STATE)
 def test_what_the_ancestor_was_tested_on(layout: str, d_state: int) -> None:
+    """The ancestor is the Go engine's kernel that `padded` restates (`cases.ancestor_cases`)."""
     for case in ancestor_cases(d_state, reduce=True):
         problem = case.build()
         # The emulator's time goes with rows x columns: fewer rows of the widest state.
         if d_state == 1024:
             problem = cut_rows(problem, 9)
         assert_right(problem, default(layout, d_state))
+
+
+def catalogue_problem(spec: KernelSpec, kind: str) -> ScanProblem:
+    """A tiny problem: a token more than a chunk where chunks are short, every option, or odd strides."""
+    d_state = spec.d_state or 20
+    chunk = spec.plan(Geometry(1, 1, 1, 1, 1, d_state)).chunk
+    plain = Options(io=spec.io, state=spec.state, dt_f32=True, fresh="mixed")
+    if kind == "plain":
+        # Long chunks are crossed with fewer rows; a decode kernel crosses several.
+        return draw(41, Shape((max(chunk + 1, 4), 2), 1, 2, d_state), plain)
+    if kind == "every option":
+        every = replace(plain, z=True, dt_limit=(0.01, 0.1), tail=1, checkpoints=2, slots="moved", discard=3)
+        return draw(42, Shape((3, 1, 4), 2, 3, d_state, 2), replace(every, order=True, dt_f32=False))
+    odd = replace(plain, per_column_a=True, shift=1, gap=3, slot_gap=5, padding=2)
+    return draw(43, Shape((3, 2, 1), 2, 3, d_state), odd)
+
+
+@pytest.mark.parametrize("kind", ["plain", "every option", "odd strides, A for each column, padding"])
+@pytest.mark.parametrize("spec", CATALOGUE, ids=[spec.id for spec in CATALOGUE])
+def test_every_kernel_of_the_catalogue(spec: KernelSpec, kind: str) -> None:
+    """The kernels that are shipped, not small ones of their kind."""
+    assert_right(catalogue_problem(spec, kind), spec)
+
+
+@EVERY_LAYOUT
+def test_a_launch_visits_only_the_sequences_of_its_list(layout: str) -> None:
+    """Several launches may share a batch by sub-lists of sequence_order: an entry out of range has nothing to do."""
+    spec = small(layout)
+    problem = draw(25, Shape((7, 3, 0, 4, 2), 2, 5, 38), Options(slots="moved", z=True, checkpoints=3))
+    whole = scan(problem, spec.id, "emulator")
+    assert problem.state is not None
+    assert problem.write_slots is not None
+    assert problem.checkpoint_slots is not None
+    plan = spec.plan(problem.geometry)
+    lists = ([3, -1, 0, -1, -1], [-1, 5, 1, 2**31 - 1, 2], [-(2**31), 4, -1, -1, -1])
+    results, untouched = outputs(problem), 7.0
+    results.y[...] = untouched
+    for round_, entries in enumerate(lists):
+        # ScanProblem takes permutations only, as the whole of a call; the list is put in at the binding.
+        binding = bind(replace(problem, sequence_order=np.arange(5, dtype=np.int32)), plan, results)
+        buffers = [
+            EmulatorBuffer(b.name, np.array(entries, np.int32) if b.name == "sequence_order" else b.array, b.writable)
+            for b in binding.buffers
+        ]
+        launches = [EmulatorLaunch(step.entry, step.grid, step.block, step.shared_bytes) for step in plan.launches]
+        run(render(spec), launches, buffers, binding.pack, include_dirs=cuda_include_dirs())
+        visited = {entry for done in lists[: round_ + 1] for entry in done if 0 <= entry < 5}
+        stored = set()
+        for s in range(5):
+            rows = slice(int(problem.offsets[s]), int(problem.offsets[s + 1]))
+            if s in visited:
+                assert results.y[rows].tobytes() == whole.y[rows].tobytes()
+                checkpoints = problem.checkpoint_slots[rows]
+                stored |= {int(problem.write_slots[s]), *checkpoints[checkpoints >= 0].tolist()}
+            else:
+                assert (results.y[rows] == untouched).all()
+        for slot in range(problem.slots):
+            wanted = whole.state if slot in stored else problem.state
+            assert results.state[slot].tobytes() == wanted[slot].tobytes(), f"slot {slot} after {lists[: round_ + 1]}"
 
 
 def cut_rows(problem: ScanProblem, rows: int) -> ScanProblem:
@@ -358,7 +419,8 @@ def test_a_deleted_barrier_is_a_race(layout: str, io: str, number: int) -> None:
             except EmulatorError as error:
                 seen |= kinds(error)
     where = parts[number + 1].splitlines()[0]
-    assert seen & {"race", "uninitialised", "async-copy"}, f"barrier {number} of {spec.id} ({where}): found {seen}"
+    # No barrier needs an exception: what else its loss shows as (uninitialised, async-copy) comes beside the race.
+    assert "race" in seen, f"barrier {number} of {spec.id} ({where}): found {seen}"
 
 
 @pytest.mark.parametrize("io", ["f32", "bf16"])

@@ -8,8 +8,14 @@ from typing import Any
 
 import pytest
 
+from pyharness import manifest
 from pyharness.errors import SsmError
-from pyharness.report import device_slug, listing, readme_table, write_readme
+from pyharness.families import RecurrentSpec
+from pyharness.report import compile_time_sizes, device_slug, goals, listing, readme_table, sample_listing, write_readme
+from pyharness.toolchain import Compiler, Image, Usage
+
+TILED, PADDED = RecurrentSpec(d_state=128).id, RecurrentSpec(d_state=128, layout="padded").id
+GENERIC = RecurrentSpec(d_state=0, layout="generic").id
 
 
 def row(kernel: str, point: str, median: float, **ceilings: float) -> dict[str, Any]:
@@ -27,7 +33,8 @@ def row(kernel: str, point: str, median: float, **ceilings: float) -> dict[str, 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     def point(job: str, sequences: int, tokens: int) -> dict[str, Any]:
-        return {"job": job, "sequences": sequences, "tokens": tokens, "io": "f32"}
+        shape = {"heads": 8, "head_dim": 16, "d_state": 32, "groups": 2, "io": "f32", "state": "f32"}
+        return {"job": job, "sequences": sequences, "tokens": tokens, "resume": job == "decode", **shape}
 
     document = {
         "device": "NVIDIA H200",
@@ -36,9 +43,9 @@ def folder(tmp_path: Path) -> Path:
         "date": "2026-01-02",
         "points": {"decode_16x1_f32": point("decode", 16, 1), "prefill_1x4096_f32": point("prefill", 1, 4096)},
         "rows": [
-            row("slow", "prefill_1x4096_f32", 400.0, bytes=40.0, fma=200.0, us=200.0),
-            row("fast", "prefill_1x4096_f32", 300.0, bytes=40.0, fma=200.0, us=200.0),
-            row("fast", "decode_16x1_f32", 22.0, slots=20.0, contiguous=19.0, us=20.0),
+            row(PADDED, "prefill_1x4096_f32", 400.0, bytes=40.0, fma=200.0, us=200.0),
+            row(TILED, "prefill_1x4096_f32", 300.0, bytes=40.0, fma=200.0, us=200.0),
+            row(TILED, "decode_16x1_f32", 22.0, slots=20.0, contiguous=19.0, us=20.0),
         ],
     }
     path = tmp_path / "bench" / "nvidia-h200" / "recurrent.json"
@@ -50,22 +57,70 @@ def folder(tmp_path: Path) -> Path:
 def test_the_table_shows_each_figure_beside_its_ceiling(folder: Path) -> None:
     lines = readme_table("recurrent", folder).splitlines()
     assert lines[0].startswith("NVIDIA H200, driver 580.1, nvcc 13.0.88, 2026-01-02.")
-    assert lines[2] == "| f32 | prefill 1 x 4096 | decode 16 x 1 |"
-    assert "| `slow` | 400.0 (2.00x) |  |" in lines
-    assert "| `fast` | 300.0 (1.50x) | 22.0 (1.10x) |" in lines
+    head = lines.index("8 heads x 16 head_dim x 32 d_state, 2 groups, f32, state f32:")
+    assert "cold" in lines[0]
+    assert lines[head + 2] == "| f32 | prefill 1 x 4096, fresh | decode 16 x 1, resumed |"
+    assert f"| `{PADDED}` | 400.0 (2.00x) |  |" in lines
+    assert f"| `{TILED}` | 300.0 (1.50x) | 22.0 (1.10x) |" in lines
     assert "| ceiling: the states read and written, in slot order |  | 20.0 |" in lines
     assert "| ceiling: three FP32 instructions a state element and token | 200.0 |  |" in lines
 
 
-def test_the_readme_gets_the_table_between_its_markers_and_nothing_else(folder: Path, tmp_path: Path) -> None:
+@pytest.fixture
+def rows(tmp_path: Path) -> Path:
+    """A manifest of two kernels, of which the sample listing shows one."""
+    made = []
+    for spec in (RecurrentSpec(d_state=128), RecurrentSpec(d_state=64)):
+        image = Image(spec.id, "sm_90", "cubin", b"bytes", {spec.symbol(): Usage(40, 128, 0, 0, 0)}, "", 0.5)
+        made.append(manifest.make_row(spec, "source", [image], Compiler(Path("nvcc"), "13.0.88", True), (), {}))
+    (tmp_path / "manifest").mkdir()
+    for name, data in manifest.files(made).items():
+        (tmp_path / "manifest" / name).write_bytes(data)
+    return tmp_path / "manifest"
+
+
+def test_the_sample_listing_shows_rows_of_the_manifest(rows: Path) -> None:
+    shared = RecurrentSpec(d_state=128).shared_bytes + 128
+    numbers = {"registers": 40, "spills": 0, "shared": shared, "bytes": 5}
+    assert sample_listing(rows) == [{"id": TILED, "target": "sm_90", **numbers}]
+
+
+def test_the_readme_gets_what_is_stored_between_its_markers_and_nothing_else(
+    folder: Path, rows: Path, tmp_path: Path
+) -> None:
     readme = tmp_path / "README.md"
-    readme.write_text("a\n<!-- bench:recurrent -->\nold\n<!-- /bench:recurrent -->\nb\n", encoding="utf-8")
-    assert write_readme("recurrent", readme, folder)
+    listed = "<!-- listing -->\nold\n<!-- /listing -->"
+    readme.write_text(
+        f"a\n<!-- bench:recurrent -->\nold\n<!-- /bench:recurrent -->\nb\n{listed}\nc\n", encoding="utf-8"
+    )
+    assert write_readme("recurrent", readme, folder, rows)
     text = readme.read_text(encoding="utf-8")
     assert text.startswith("a\n<!-- bench:recurrent -->\nNVIDIA H200")
-    assert text.endswith("|\n<!-- /bench:recurrent -->\nb\n")
-    assert "old" not in text
-    assert not write_readme("recurrent", readme, folder)
+    assert ".\n<!-- /bench:recurrent -->\nb\n<!-- listing -->\n```\nid " in text
+    assert text.endswith("\n```\n<!-- /listing -->\nc\n")
+    assert "\nold\n" not in text
+    assert not write_readme("recurrent", readme, folder, rows)
+
+
+def test_goals_stand_beside_what_is_reached(folder: Path) -> None:
+    document = json.loads((folder / "nvidia-h200" / "recurrent.json").read_text(encoding="utf-8"))
+    assert goals(document).endswith(
+        "prefill 0.300 ms, reached; 1.3x as fast as `padded`, not reached; decode 10 % above its ceiling, reached."
+    )
+    document["rows"] = document["rows"][:2]
+    assert goals(document) == "", "without decode there is nothing to say"
+
+
+def test_what_compile_time_sizes_gain_is_worked_out(folder: Path) -> None:
+    document = json.loads((folder / "nvidia-h200" / "recurrent.json").read_text(encoding="utf-8"))
+    assert compile_time_sizes(document) == ""
+    document["rows"] += [
+        row(PADDED, "decode_16x1_f32", 60.0, slots=20.0, us=20.0),
+        row(GENERIC, "decode_16x1_f32", 45.0, slots=20.0, us=20.0),
+        row(GENERIC, "prefill_1x4096_f32", 600.0, fma=200.0, us=200.0),
+    ]
+    assert "1.50x the time of `padded` in prefill (600.0 for 400.0 us)" in compile_time_sizes(document)
+    assert "0.75x the time of `padded` in decode (45.0 for 60.0 us)" in compile_time_sizes(document)
 
 
 def test_missing_markers_and_missing_figures_are_errors(folder: Path, tmp_path: Path) -> None:

@@ -17,11 +17,13 @@ from pyharness.select import (
     Features,
     Table,
     bits,
+    checked,
     choose,
     committed_table,
     distance,
     measured_entries,
     mismatch,
+    named_device,
     parse_table,
     refreshed_table,
     table_document,
@@ -129,18 +131,72 @@ def test_generic_catches_the_rest_and_says_so(caplog: pytest.LogCaptureFixture) 
         chosen = choose(odd, table=Table(), ids=IDS)
         choose(odd, table=Table(), ids=IDS)
     assert chosen.id == GENERIC
-    assert any("slower" in step for step in chosen.steps)
+    assert "slower: `invoke generate --dstate 77` makes a specialised one" in chosen.steps[-1]
+    assert f"name it by its full id, {RecurrentSpec(d_state=77).id}" in chosen.steps[-1]
     assert len(caplog.records) == 1, "a step down is logged once"
 
 
 def test_nothing_that_fits_is_an_error_that_names_the_problem_and_the_cure() -> None:
     low = replace(FEATURES, io="f16")
-    with pytest.raises(NoKernel, match=r"io f16.*its io is f32.*invoke generate --dstate 128"):
+    with pytest.raises(NoKernel, match=r"io f16.*its io is f32.*`invoke generate --dstate 128 --io f16`"):
         choose(low, table=Table(), ids=IDS)
     with pytest.raises(NoKernel, match=r"on NVIDIA T4 .sm_75.*sm_75 has no bf16"):
         choose(replace(FEATURES, io="bf16"), Device("NVIDIA T4", "sm_75"), table=Table(), ids=IDS)
     with pytest.raises(NoKernel, match="no ssd kernel"):
         choose(FEATURES, family="ssd", table=Table(), ids=IDS)
+
+
+def test_a_hint_names_no_command_that_refuses() -> None:
+    sized = replace(FEATURES, geometry=replace(FEATURES.geometry, d_state=1025))
+    for features, device, family, reason in (
+        (sized, None, None, "d_state must be 1 to 1024, found 1025"),
+        (replace(FEATURES, state="i8"), None, None, "state must be one of f32, bf16, f16, found 'i8'"),
+        (replace(FEATURES, io="bf16"), Device("", "sm_75"), None, "sm_75 has no bf16"),
+        (FEATURES, None, "ssd", "There is no family 'ssd': families are recurrent"),
+    ):
+        with pytest.raises(NoKernel, match=reason) as refused:
+            choose(features, device, family=family, table=Table(), ids=IDS)
+        assert "invoke generate" not in str(refused.value)
+
+
+def test_what_was_typed_in_is_checked() -> None:
+    assert checked(FEATURES) == FEATURES
+    assert checked(replace(FEATURES, geometry=replace(FEATURES.geometry, tokens=0))).geometry.tokens == 0
+    for name, value, message in (
+        ("tokens", -1, "tokens must be at least 0, found -1"),
+        ("sequences", 0, "sequences must be at least 1, found 0"),
+        ("heads", 0, "heads must be at least 1, found 0"),
+        ("head_dim", -2, "head_dim must be at least 1, found -2"),
+        ("groups", 0, "groups must be at least 1, found 0"),
+        ("d_state", 0, "d_state must be at least 1, found 0"),
+        ("groups", 3, "groups must divide heads, found 3 groups and 64 heads"),
+    ):
+        with pytest.raises(NoKernel, match=message):
+            checked(replace(FEATURES, geometry=replace(FEATURES.geometry, **{name: value})))
+    with pytest.raises(NoKernel, match="io must be one of f32, bf16, f16, found 'f64'"):
+        checked(replace(FEATURES, io="f64"))
+
+
+def test_a_device_that_is_not_here_is_found_by_name_or_target() -> None:
+    table = Table((entry(PADDED), entry(SLICES, device="NVIDIA H200 NVL"), entry(TILED, device="B", target="sm_100")))
+    assert named_device(table=table) is None
+    assert named_device("nvidia h200", table=table) == H200
+    assert named_device("nvl", table=table) == Device("NVIDIA H200 NVL", "sm_90")
+    assert named_device("T4", "sm_75", table) == Device("T4", "sm_75")
+    assert named_device(target="sm_86", table=table) == Device("", "sm_86")
+    with pytest.raises(NoKernel, match="one that was measured, of NVIDIA H200, NVIDIA H200 NVL, or .*found 'h200'"):
+        named_device("h200", table=table)
+    with pytest.raises(NoKernel, match="of B, NVIDIA H200, NVIDIA H200 NVL, or have its target told, found 'T4'"):
+        named_device("T4", table=table)
+    with pytest.raises(NoKernel, match="the target must be one of sm_75, .*found 'sm_1'"):
+        named_device("T4", "sm_1", table)
+
+
+def test_a_target_alone_takes_entries_of_any_of_its_devices() -> None:
+    chosen = choose(FEATURES, Device("", "sm_90"), table=Table((entry(SLICES),)), ids=IDS)
+    assert (chosen.id, chosen.steps) == (SLICES, ())
+    none = choose(FEATURES, Device("", "sm_90"), table=Table(), ids=IDS)
+    assert none.steps[0] == "no entry for this problem on a sm_90 device"
 
 
 def test_shared_memory_of_the_real_device_filters() -> None:

@@ -9,14 +9,16 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from invoke import Context, Exit
 
-from pyharness import doctor, gpus, lint, listing, suite
+import tasks
+from pyharness import build, doctor, gpus, lint, listing, suite
 from pyharness.errors import DeviceError
 from pyharness.families import RecurrentSpec
 from pyharness.toolchain import ROOT
 
 H200 = gpus.Driver("580.65.06", "13.0", (gpus.Gpu("NVIDIA H200", 9, 0),))
-TASKS = ("generate", "build", "test", "vet", "bench", "select", "doctor", "lint", "clean")
+TASKS = ("generate", "build", "test", "vet", "bench", "select", "go", "doctor", "lint", "clean")
 
 
 def invoke(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -40,7 +42,10 @@ def test_generate_emits_compiles_and_lists() -> None:
     assert where == "sources: build/kernels/"
     assert "compile 1/1" in shown.stderr
     assert "\x1b" not in shown.stdout + shown.stderr
-    (as_json,) = json.loads(invoke(*arguments, "--json").stdout)
+    document = json.loads(invoke(*arguments, "--json").stdout)
+    (as_json,) = document["images"]
+    assert document["left_out"] == {}
+    assert document["sources"] == {spec.id: f"build/kernels/{spec.id}.cu"}
     assert [str(as_json[name]) for name in header.split()[:-1]] == row.split()[:-1]
     assert as_json["seconds"] == 0  # from the cache
     source = ROOT / "build" / "kernels" / f"{spec.id}.cu"
@@ -68,13 +73,60 @@ def test_a_wrong_option_is_told_without_a_traceback(arguments: tuple[str, ...], 
     assert shown.stdout == ""
 
 
+def test_a_kernel_that_spills_is_listed_as_left_out(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    spec = RecurrentSpec(d_state=16)
+    left = {f"{spec.id} for sm_86": "spills 24 bytes a thread; use more lanes or fewer rows"}
+    source = ROOT / "build" / "kernels" / f"{spec.id}.cu"
+    made = build.Made((), {spec.id: spec}, {spec.id: source}, left, tuple(left))
+    monkeypatch.setattr(build, "generate", lambda *_, **__: made)
+    with pytest.raises(Exit, match=f"left out because they spill: {spec.id} for sm_86") as ended:
+        tasks.generate(Context(), "16", arch="sm_86")
+    assert ended.value.code == 1
+    what, why = next(iter(left.items()))
+    assert capsys.readouterr().out == f"left out: {what}: {why}\nsources: build/kernels/\n"
+    with pytest.raises(Exit):
+        tasks.generate(Context(), "16", arch="sm_86", json_=True)
+    shown = json.loads(capsys.readouterr().out)
+    assert shown == {"images": [], "left_out": left, "sources": {spec.id: f"build/kernels/{spec.id}.cu"}}
+
+
+def test_the_go_task_takes_one_target_with_a_cubin() -> None:
+    for arch, message in (
+        ("sm_90,sm_86", "--arch must name one target, found sm_90, sm_86"),
+        ("compute_80", "a target with a cubin was wanted"),
+        ("sm_1", "--arch must name some of"),
+    ):
+        shown = invoke("go", "--arch", arch)
+        assert (shown.returncode, shown.stdout) == (1, "")
+        assert message in shown.stderr
+        assert "Traceback" not in shown.stderr
+
+
+def test_emitted_lines_fit_a_page(tmp_path: Path) -> None:
+    (tmp_path / "a.cu").write_text("x" * 120 + "\n" + "x" * 121 + "\n")
+    assert lint.long_lines(tmp_path.glob("*.cu")) == "a.cu:2: 121 columns"
+
+
 def test_select_names_a_kernel_and_explains() -> None:
     arguments = ("select", "--tokens", "16", "--sequences", "16")
     assert invoke(*arguments).stdout.startswith("recurrent_n128_")
     chosen = json.loads(invoke(*arguments, "--json").stdout)
     assert invoke(*arguments, "--explain").stdout.splitlines()[:2] == [chosen["id"], chosen["why"]]
-    refused = invoke("select", "--dstate", "2000")
-    assert (refused.returncode, refused.stderr[:6]) == (1, "error:")
+    for wrong, message in (
+        (("--dstate", "2000"), "d_state must be 1 to 1024, found 2000"),
+        (("--groups", "7"), "groups must divide heads, found 7 groups and 64 heads"),
+        (("--device", "nothing"), "the device must be one that was measured"),
+    ):
+        refused = invoke("select", *wrong)
+        assert (refused.returncode, refused.stderr[:6]) == (1, "error:")
+        assert message in refused.stderr
+
+
+def test_select_answers_for_a_gpu_that_is_elsewhere() -> None:
+    for where in (("--device", "H200"), ("--arch", "sm_90")):
+        assert "measured for this problem on NVIDIA H200" in invoke("select", *where, "--explain").stdout
 
 
 def test_doctor_lists_what_is_here() -> None:

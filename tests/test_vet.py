@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from pyharness import vet
+from pyharness.catalogue import CATALOGUE
 from pyharness.families import RecurrentSpec
 from pyharness.oracle import oracle
 
@@ -15,25 +18,58 @@ def test_a_kernel_gets_cases_of_its_own_d_state_and_types() -> None:
     problems = [case.build() for case in vet.option_cases(64, "bf16", "f32")]
     assert {(p.d_state, p.io, p.state_dtype) for p in problems} == {(64, "bf16", "f32")}
     assert [case.name for case in vet.geometry_cases(spec)] == ["Falcon-H1 tiny 90M bf16 f32", "Plamo 2 8B bf16 f32"]
-    assert list(vet.plain_cases(spec)) == []
+    edges = [case.build() for case in vet.plain_cases(spec)]
+    assert {(p.d_state, p.io, p.state_dtype) for p in edges} == {(64, "bf16", "f32")}
+    assert max(p.heads for p in edges if p.head_dim == 96 and p.tokens == 252) == 24, (
+        "the ancestor's tests keep their heads on a GPU"
+    )
 
 
-def test_case_names_are_unique() -> None:
+@pytest.mark.parametrize("io", ["f32", "bf16", "f16"])
+def test_case_names_are_unique(io: str) -> None:
     """Problems are worked out once a name, so two cases of one name would be one."""
-    spec = RecurrentSpec(d_state=0, layout="generic")
-    names = [case.name for d_state in vet.d_states(spec) for case in vet.option_cases(d_state, "f32", "f32")]
-    names += [case.name for case in vet.geometry_cases(spec)]
-    names += [case.name for case in vet.plain_cases(spec)]
+    spec = RecurrentSpec(d_state=0, layout="generic", io=io)
+    names = [case.name for case in vet.kernel_cases(spec)]
     assert len(set(names)) == len(names)
+    other = {case.name for case in vet.kernel_cases(replace(spec, io="f32" if io != "f32" else "bf16"))}
+    assert not other & set(names)
 
 
-def test_every_f32_kernel_gets_the_edges_at_its_own_d_state() -> None:
+def test_generic_is_proven_at_the_smallest_odd_and_the_largest_d_state() -> None:
+    assert {5, 1024} <= set(vet.d_states(RecurrentSpec(d_state=0, layout="generic")))
+
+
+def test_every_kernel_gets_the_edges_at_its_own_d_state() -> None:
     counts = []
-    for d_state in (16, 20):
-        problems = [vet.solved(case)[0] for case in vet.plain_cases(RecurrentSpec(d_state=d_state))]
-        assert {problem.d_state for problem in problems} == {d_state}
+    for d_state, io in ((16, "f32"), (20, "f32"), (20, "f16")):
+        problems = [case.build() for case in vet.plain_cases(RecurrentSpec(d_state=d_state, io=io))]
+        assert {(problem.d_state, problem.io) for problem in problems} == {(d_state, io)}
         counts.append(len(problems))
-    assert counts[0] == counts[1] > 40
+    assert len(set(counts)) == 1
+    assert counts[0] > 40
+
+
+def test_the_sanitizer_watches_each_kind_of_code_once() -> None:
+    specs = vet.sanitizer_specs(CATALOGUE)
+    kinds = [(s.layout, s.io, s.few_tokens) for s in specs if isinstance(s, RecurrentSpec)]
+    assert kinds[:3] == [("tiled", "f32", False), ("tiled", "f32", True), ("tiled", "bf16", False)]
+    assert [layout for layout, _, _ in kinds[3:]] == ["padded", "swizzled", "generic"]
+    for spec in specs:
+        problems = [case.build() for case in vet.sanitizer_cases(spec)]
+        assert len(problems) == 3
+        assert {(p.io, p.state_dtype) for p in problems} == {(spec.io, spec.state)}
+        assert max(p.tokens for p in problems) <= 140
+
+
+def test_verdicts_are_kept_only_while_every_image_they_cover_is_the_same() -> None:
+    verdicts = dict.fromkeys(vet.SANITIZERS, "clean")
+    kept = {"sanitizers": verdicts, "sanitized": {"date": "2026-01-01", "images": {"a": "11", "b": "22"}}}
+    assert vet.kept_verdicts(kept, {"11", "22", "33"}) == kept
+    for old, images in ((kept, {"11", "23"}), ({"sanitizers": verdicts}, {"11"}), ({}, {"11"})):
+        dropped = vet.kept_verdicts(old, images)
+        assert set(dropped["sanitizers"]) == set(vet.SANITIZERS)
+        assert all(text.startswith("not run: ") for text in dropped["sanitizers"].values())
+        assert dropped["sanitized"]["images"] == {}
 
 
 def test_one_sequence_and_another_order_are_the_same_problem_to_the_oracle() -> None:

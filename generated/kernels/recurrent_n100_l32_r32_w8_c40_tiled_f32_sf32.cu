@@ -10,33 +10,36 @@
 //   y[t,h,p] = (sum_n S[p,n] * C[t,g,n] + D[h] * x[t,h,p]) * silu(z[t,h,p])
 //
 // Layout `tiled`: a lane owns a tile of 4 rows by 4 columns in registers, the columns as quads l, l + 32, ...
-// Four columns of B and C read from shared memory serve 4 rows; the state moves in coalesced 16-byte accesses
-// straight between registers and global memory; every lane count sums y in the same order. B, C and x of the next
-// chunk are copied asynchronously while this one is computed; softplus and decay are computed once a token, for many
-// tokens at a time and not once a lane; the sums of 8 tokens cross the lanes together, halving at each step, so that
-// a sum costs about one shuffle.
+// The state moves in coalesced 16-byte accesses straight between registers and global memory, and every lane count sums
+// y in the same order. B, C and x of the next chunk are copied asynchronously while this one is computed; softplus and
+// decay are computed once a token, for many tokens at a time and not once a lane.
+// What a state element costs beside its three FP32 instructions decides the shape of the tile. A quad of B or C is read
+// once for all rows of a tile: more rows, fewer reads of shared memory, which one row a lane saturates. A sum of y over
+// the lanes costs four instructions; the sums of 8 tokens and 4 rows cross the lanes together and halve at each
+// step. And a multiprocessor needs two warps a scheduler at least, which bounds the elements of a lane. The candidates'
+// times are in docs/recurrent.md.
 //
 // Launch: one block a (sequence, head, run of rows), runs of rows fastest:
 //   grid.x = max(sequences, 1) * heads * ceil(head_dim / rows), at most 2^31 - 1 (blocks stride beyond that);
 //   block.x = 256; dynamic shared memory = 96000 bytes; rows = 32.
 // One argument, ScanArgs by value; the struct below is its table. Compile with -fmad=false: products and sums are
-// fused only where fmaf says so, so that a kernel gives the same bits on every target.
+// fused where fmaf says so and nowhere else, so that the order of rounding is what this file says.
 #include <cstddef>
 #include <cstdint>
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
-using Io = float;  // x, z, y, B, C
+using Io = float;     // x, z, y, B, C
 using State = float;  // the stored state; arithmetic is f32
 
 constexpr int kDState = 100;  // columns of a row
-constexpr int kLanes = 32;  // lanes that share a row
-constexpr int kRows = 32;  // rows of a block
-constexpr int kChunk = 40;  // tokens staged at a time
-constexpr int kSlice = 4;  // columns a lane owns of a row
+constexpr int kLanes = 32;    // lanes that share a row
+constexpr int kRows = 32;     // rows of a block
+constexpr int kChunk = 40;    // tokens staged at a time
+constexpr int kSlice = 4;     // columns a lane owns of a row
 constexpr int kThreads = 256;
 constexpr int kRowTile = 4;  // rows a lane owns
-constexpr int kBatch = 8;  // tokens whose sums are reduced together
+constexpr int kBatch = 8;    // tokens whose sums are reduced together
 
 // The one argument of every entry. The order is frozen: NumPy (pyharness/args.py), Go and C mirror it.
 // Pointers are device addresses, null where an optional array is absent. Strides are in elements.
@@ -57,7 +60,7 @@ struct ScanArgs {
   const int32_t* write_slots;       // [sequences], null: read_slots
   const uint8_t* resume;            // [sequences], null: 1 where there is a state
   const int32_t* checkpoint_slots;  // [tokens], optional
-  const int32_t* sequence_order;    // the sequences a launch visits, optional
+  const int32_t* sequence_order;    // [sequences], optional: what entry i visits; out of range: nothing
   const uint64_t* rounding_key;     // {seed, step}, optional
   void* workspace;
   int64_t x_stride;
@@ -283,8 +286,6 @@ __device__ __forceinline__ __half round_to(float v, uint32_t random, bool stocha
 }
 
 // One row of a slot, in columns. `vector` says that four columns at a multiple of four may go as one access.
-__device__ __forceinline__ float load_column(const State* row, int n) { return to_f32(row[n]); }
-
 __device__ __forceinline__ float4 load_columns(const State* row, int n, int d_state, bool vector) {
   if (vector)
     return n < d_state ? widen4(load_streaming(reinterpret_cast<const Quad<State>::type*>(row + n)), State())
@@ -304,15 +305,6 @@ struct Destination {
   int64_t slot;
   int token;
 };
-
-__device__ __forceinline__ void store_column(const Destination& to, int n, float v, int d_state, const Rounding& r) {
-  uint32_t random = 0;
-  if (r.stochastic) {
-    const uint4 words = draw4(r, to.row_index, (d_state + 3) / 4, n / 4, to.slot, to.token);
-    random = n % 4 == 0 ? words.x : n % 4 == 1 ? words.y : n % 4 == 2 ? words.z : words.w;
-  }
-  to.row[n] = round_to(v, random, r.stochastic, State());
-}
 
 __device__ __forceinline__ void store_columns(const Destination& to, int n, float4 v, int d_state, bool vector,
                                               const Rounding& r) {
@@ -371,10 +363,12 @@ __device__ __forceinline__ int first_unused_token(const ScanArgs& a) {
   return min(max(a.cu_seqlens[a.sequences], 0), a.tokens);
 }
 
-// Sequences that a launch visits; with none, one entry's blocks still clear the unused rows of y.
+// Entries of a launch's list: one a sequence; with none, one entry's blocks still clear the unused rows of y.
 __device__ __forceinline__ int64_t entries_of(const ScanArgs& a) { return max(a.sequences, 1); }
 
-// Sums over the lanes that share a row: column bits from high to low, whatever the number of lanes.
+// Sums over the columns of a row: first the quads of a lane, then the lanes that share the row, each as a tree from the
+// highest bit of the index down. Where quads are dealt out to lanes in turn, the order of the columns is then the same
+// whatever the number of lanes.
 constexpr uint32_t kWholeWarp = 0xffffffffu;
 
 // Sum of per-quad products in the fixed order: halves of the next power of two, from the highest bit down.
@@ -392,10 +386,10 @@ __device__ __forceinline__ float sum_quads(float (&v)[kCount]) {
   }
 }
 
-template <int kLanes>
-__device__ __forceinline__ float sum_lanes(float v) {
+// `lanes` neighbouring lanes, a power of two, get the sum of theirs.
+__device__ __forceinline__ float sum_lanes(float v, int lanes) {
 #pragma unroll
-  for (int bit = kLanes / 2; bit >= 1; bit /= 2) v = v + __shfl_xor_sync(kWholeWarp, v, bit);
+  for (int bit = lanes / 2; bit >= 1; bit /= 2) v = v + __shfl_xor_sync(kWholeWarp, v, bit);
   return v;
 }
 
@@ -697,7 +691,7 @@ __device__ __forceinline__ void advance_tokens(Tile& tile, View& view, const flo
   }
   const float x = to_f32(view.x[share.x_offset]);
   fold_lanes<kLanes / kRowTile, kTokens>(sums, lane);
-  float out = sum_lanes<kLanes / kRowTile / kTokens>(sums[0]);
+  float out = sum_lanes(sums[0], kLanes / kRowTile / kTokens);
   if (share.writes) {
     if (to.has_D) out = fmaf(to.D, x, out);
     if (to.has_z) out *= silu(to_f32(to.z[share.z_offset]));
@@ -807,7 +801,8 @@ ssm_recurrent_n100_l32_r32_w8_c40_tiled_f32_sf32(const __grid_constant__ ScanArg
         }
         const int64_t slot = a.checkpoint_slots ? a.checkpoint_slots[t0 + t] : -1;
         if (slot >= 0 && slot < a.slots) {
-          store_tile(a, tile, {state + slot * a.state_stride, row_index, slot, t0 + t - q.begin}, valid_rows - row, lane);
+          store_tile(a, tile, {state + slot * a.state_stride, row_index, slot, t0 + t - q.begin}, valid_rows - row,
+                     lane);
         }
       }
     }

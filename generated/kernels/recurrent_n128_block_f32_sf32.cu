@@ -17,16 +17,16 @@
 //   grid.x = max(sequences, 1) * heads * ceil(head_dim / rows), at most 2^31 - 1 (blocks stride beyond that);
 //   block.x = 128; dynamic shared memory = 512 bytes; rows = 1.
 // One argument, ScanArgs by value; the struct below is its table. Compile with -fmad=false: products and sums are
-// fused only where fmaf says so, so that a kernel gives the same bits on every target.
+// fused where fmaf says so and nowhere else, so that the order of rounding is what this file says.
 #include <cstddef>
 #include <cstdint>
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
-using Io = float;  // x, z, y, B, C
+using Io = float;     // x, z, y, B, C
 using State = float;  // the stored state; arithmetic is f32
 
-constexpr int kDState = 128;  // columns of a row
+constexpr int kDState = 128;   // columns of a row
 constexpr int kThreads = 128;  // one a column, up to a power of two
 constexpr int kRows = 1;
 
@@ -49,7 +49,7 @@ struct ScanArgs {
   const int32_t* write_slots;       // [sequences], null: read_slots
   const uint8_t* resume;            // [sequences], null: 1 where there is a state
   const int32_t* checkpoint_slots;  // [tokens], optional
-  const int32_t* sequence_order;    // the sequences a launch visits, optional
+  const int32_t* sequence_order;    // [sequences], optional: what entry i visits; out of range: nothing
   const uint64_t* rounding_key;     // {seed, step}, optional
   void* workspace;
   int64_t x_stride;
@@ -275,8 +275,6 @@ __device__ __forceinline__ __half round_to(float v, uint32_t random, bool stocha
 }
 
 // One row of a slot, in columns. `vector` says that four columns at a multiple of four may go as one access.
-__device__ __forceinline__ float load_column(const State* row, int n) { return to_f32(row[n]); }
-
 __device__ __forceinline__ float4 load_columns(const State* row, int n, int d_state, bool vector) {
   if (vector)
     return n < d_state ? widen4(load_streaming(reinterpret_cast<const Quad<State>::type*>(row + n)), State())
@@ -297,15 +295,6 @@ struct Destination {
   int token;
 };
 
-__device__ __forceinline__ void store_column(const Destination& to, int n, float v, int d_state, const Rounding& r) {
-  uint32_t random = 0;
-  if (r.stochastic) {
-    const uint4 words = draw4(r, to.row_index, (d_state + 3) / 4, n / 4, to.slot, to.token);
-    random = n % 4 == 0 ? words.x : n % 4 == 1 ? words.y : n % 4 == 2 ? words.z : words.w;
-  }
-  to.row[n] = round_to(v, random, r.stochastic, State());
-}
-
 __device__ __forceinline__ void store_columns(const Destination& to, int n, float4 v, int d_state, bool vector,
                                               const Rounding& r) {
   if (n >= d_state) return;
@@ -322,6 +311,18 @@ __device__ __forceinline__ void store_columns(const Destination& to, int n, floa
   for (int i = 0; i < 4; ++i) {
     if (n + i < d_state) to.row[n + i] = out[i];
   }
+}
+
+// One column at a time, where a lane's columns are not neighbours.
+__device__ __forceinline__ float load_column(const State* row, int n) { return to_f32(row[n]); }
+
+__device__ __forceinline__ void store_column(const Destination& to, int n, float v, int d_state, const Rounding& r) {
+  uint32_t random = 0;
+  if (r.stochastic) {
+    const uint4 words = draw4(r, to.row_index, (d_state + 3) / 4, n / 4, to.slot, to.token);
+    random = n % 4 == 0 ? words.x : n % 4 == 1 ? words.y : n % 4 == 2 ? words.z : words.w;
+  }
+  to.row[n] = round_to(v, random, r.stochastic, State());
 }
 
 // What one entry of a launch's sequence list has to do.
@@ -363,7 +364,7 @@ __device__ __forceinline__ int first_unused_token(const ScanArgs& a) {
   return min(max(a.cu_seqlens[a.sequences], 0), a.tokens);
 }
 
-// Sequences that a launch visits; with none, one entry's blocks still clear the unused rows of y.
+// Entries of a launch's list: one a sequence; with none, one entry's blocks still clear the unused rows of y.
 __device__ __forceinline__ int64_t entries_of(const ScanArgs& a) { return max(a.sequences, 1); }
 
 // Which (sequence entry, head, run of rows) a block works on.

@@ -17,20 +17,20 @@
 //   grid.x = max(sequences, 1) * heads * ceil(head_dim / rows), at most 2^31 - 1 (blocks stride beyond that);
 //   block.x = 128; dynamic shared memory = 32368 bytes; rows = 32.
 // One argument, ScanArgs by value; the struct below is its table. Compile with -fmad=false: products and sums are
-// fused only where fmaf says so, so that a kernel gives the same bits on every target.
+// fused where fmaf says so and nowhere else, so that the order of rounding is what this file says.
 #include <cstddef>
 #include <cstdint>
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
-using Io = float;  // x, z, y, B, C
+using Io = float;     // x, z, y, B, C
 using State = float;  // the stored state; arithmetic is f32
 
 constexpr int kDState = 128;  // columns of a row
-constexpr int kLanes = 4;  // lanes that share a row
-constexpr int kRows = 32;  // rows of a block
-constexpr int kChunk = 28;  // tokens staged at a time
-constexpr int kSlice = 32;  // columns a lane owns of a row
+constexpr int kLanes = 4;     // lanes that share a row
+constexpr int kRows = 32;     // rows of a block
+constexpr int kChunk = 28;    // tokens staged at a time
+constexpr int kSlice = 32;    // columns a lane owns of a row
 constexpr int kThreads = 128;
 
 // The one argument of every entry. The order is frozen: NumPy (pyharness/args.py), Go and C mirror it.
@@ -52,7 +52,7 @@ struct ScanArgs {
   const int32_t* write_slots;       // [sequences], null: read_slots
   const uint8_t* resume;            // [sequences], null: 1 where there is a state
   const int32_t* checkpoint_slots;  // [tokens], optional
-  const int32_t* sequence_order;    // the sequences a launch visits, optional
+  const int32_t* sequence_order;    // [sequences], optional: what entry i visits; out of range: nothing
   const uint64_t* rounding_key;     // {seed, step}, optional
   void* workspace;
   int64_t x_stride;
@@ -278,8 +278,6 @@ __device__ __forceinline__ __half round_to(float v, uint32_t random, bool stocha
 }
 
 // One row of a slot, in columns. `vector` says that four columns at a multiple of four may go as one access.
-__device__ __forceinline__ float load_column(const State* row, int n) { return to_f32(row[n]); }
-
 __device__ __forceinline__ float4 load_columns(const State* row, int n, int d_state, bool vector) {
   if (vector)
     return n < d_state ? widen4(load_streaming(reinterpret_cast<const Quad<State>::type*>(row + n)), State())
@@ -299,15 +297,6 @@ struct Destination {
   int64_t slot;
   int token;
 };
-
-__device__ __forceinline__ void store_column(const Destination& to, int n, float v, int d_state, const Rounding& r) {
-  uint32_t random = 0;
-  if (r.stochastic) {
-    const uint4 words = draw4(r, to.row_index, (d_state + 3) / 4, n / 4, to.slot, to.token);
-    random = n % 4 == 0 ? words.x : n % 4 == 1 ? words.y : n % 4 == 2 ? words.z : words.w;
-  }
-  to.row[n] = round_to(v, random, r.stochastic, State());
-}
 
 __device__ __forceinline__ void store_columns(const Destination& to, int n, float4 v, int d_state, bool vector,
                                               const Rounding& r) {
@@ -366,10 +355,12 @@ __device__ __forceinline__ int first_unused_token(const ScanArgs& a) {
   return min(max(a.cu_seqlens[a.sequences], 0), a.tokens);
 }
 
-// Sequences that a launch visits; with none, one entry's blocks still clear the unused rows of y.
+// Entries of a launch's list: one a sequence; with none, one entry's blocks still clear the unused rows of y.
 __device__ __forceinline__ int64_t entries_of(const ScanArgs& a) { return max(a.sequences, 1); }
 
-// Sums over the lanes that share a row: column bits from high to low, whatever the number of lanes.
+// Sums over the columns of a row: first the quads of a lane, then the lanes that share the row, each as a tree from the
+// highest bit of the index down. Where quads are dealt out to lanes in turn, the order of the columns is then the same
+// whatever the number of lanes.
 constexpr uint32_t kWholeWarp = 0xffffffffu;
 
 // Sum of per-quad products in the fixed order: halves of the next power of two, from the highest bit down.
@@ -387,34 +378,11 @@ __device__ __forceinline__ float sum_quads(float (&v)[kCount]) {
   }
 }
 
-template <int kLanes>
-__device__ __forceinline__ float sum_lanes(float v) {
+// `lanes` neighbouring lanes, a power of two, get the sum of theirs.
+__device__ __forceinline__ float sum_lanes(float v, int lanes) {
 #pragma unroll
-  for (int bit = kLanes / 2; bit >= 1; bit /= 2) v = v + __shfl_xor_sync(kWholeWarp, v, bit);
+  for (int bit = lanes / 2; bit >= 1; bit /= 2) v = v + __shfl_xor_sync(kWholeWarp, v, bit);
   return v;
-}
-
-// Begins kValues sums over kLanes lanes at once: at each step a lane keeps half of its values and sends its partner the
-// other half, so that a sum costs about one shuffle. Each lane is left with v[0], its share of the sum of index
-// folded_index<kLanes, kValues>(lane), which kLanes / kValues neighbouring lanes have yet to add up.
-template <int kLanes, int kValues, int kSize>
-__device__ __forceinline__ void fold_lanes(float (&v)[kSize], int lane) {
-  if constexpr (kValues > 1) {
-    constexpr int kHalf = kValues / 2, kBit = kLanes / 2;
-    const bool upper = lane & kBit;
-#pragma unroll
-    for (int i = 0; i < kHalf; ++i) {
-      const float send = upper ? v[i] : v[i + kHalf];
-      const float keep = upper ? v[i + kHalf] : v[i];
-      v[i] = keep + __shfl_xor_sync(kWholeWarp, send, kBit);
-    }
-    fold_lanes<kBit, kHalf>(v, lane);
-  }
-}
-
-template <int kLanes, int kValues>
-__device__ __forceinline__ int folded_index(int lane) {
-  return lane % kLanes / (kLanes / kValues);
 }
 
 // Which (sequence entry, head, run of rows) a block works on.
@@ -503,7 +471,7 @@ __device__ __forceinline__ void store_lane(const Destination& to, const Layout& 
 
 extern __shared__ __align__(16) float shared_memory[];
 
-extern "C" __global__ void __launch_bounds__(kThreads)
+extern "C" __global__ void __launch_bounds__(kThreads, 2)
 ssm_recurrent_n128_l4_r32_c28_slices_f32_sf32(const __grid_constant__ ScanArgs a) {
   constexpr int d_state = kDState, lanes = kLanes, rows = kRows, chunk = kChunk, slice = kSlice;
   const Layout layout{d_state, lanes, slice};
@@ -611,8 +579,7 @@ ssm_recurrent_n128_l4_r32_c28_slices_f32_sf32(const __grid_constant__ ScanArgs a
             }
           }
         }
-        float out = sum_quads(sums);
-        for (int bit = lanes / 2; bit >= 1; bit /= 2) out = out + __shfl_xor_sync(kWholeWarp, out, bit);
+        float out = sum_lanes(sum_quads(sums), lanes);
         if (lane == 0 && row_valid) {
           if (a.D) out = fmaf(D, x_t, out);
           if (a.z) out *= silu(to_f32(z[(t0 + t) * a.z_stride + row]));

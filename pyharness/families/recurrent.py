@@ -14,6 +14,7 @@ STAGED = ("slices", "interleaved", "padded", "swizzled", "generic")
 MAX_D_STATE = 1024
 MAX_SLICE = 64
 MAX_CHUNK = 64
+MAX_BLOCK_ELEMENTS = 8192
 STAGING_BUDGET = 32 * 1024
 MAX_BATCH = 8
 
@@ -87,7 +88,8 @@ class RecurrentSpec(KernelSpec):
             if getattr(self, name) == 0:
                 object.__setattr__(self, name, value)
 
-        if self.layout in ("block", "generic") or not 1 <= self.d_state <= MAX_D_STATE:
+        known = self.layout in LAYOUTS and self.io in IO_DTYPES and 1 <= self.d_state <= MAX_D_STATE
+        if not known or self.layout in ("block", "generic"):
             return
         if self.layout == "tiled":
             default("lanes", min(32, _power_of_two_at_least(-(-self.d_state // 4))))
@@ -128,8 +130,8 @@ class RecurrentSpec(KernelSpec):
         if self.rows < 1:
             return f"rows must be at least 1, found {self.rows}"
         if self.layout == "tiled":
-            if not 1 <= self.warps <= 16:
-                return f"warps must be 1 to 16, found {self.warps}"
+            if not 1 <= self.warps <= 8:
+                return f"warps must be 1 to 8, found {self.warps}"
             if self.row_tile not in (1, 2, 4, 8) or self.row_tile * 32 * self.warps != self.rows * self.lanes:
                 return (
                     f"a lane must own 1, 2, 4 or 8 rows: rows * lanes / (32 * warps) is "
@@ -146,8 +148,11 @@ class RecurrentSpec(KernelSpec):
                 return f"{self.layout} has no warps: rows and lanes fix the block"
             if self.threads % 32 or self.threads > 1024:
                 return f"rows * lanes must be whole warps up to 1024 threads, found {self.threads}"
-            if self.threads > 512 and self.slice > 32:
-                return f"{self.threads} threads leave 64 registers each, too few for a slice of {self.slice}"
+            if self.threads * self.slice > MAX_BLOCK_ELEMENTS:
+                return (
+                    f"a block may hold {MAX_BLOCK_ELEMENTS} state elements in registers, "
+                    f"found {self.threads} threads of {self.slice}: use fewer rows"
+                )
         if self.shared_bytes > PORTABLE_SHARED:
             return f"a block may use {PORTABLE_SHARED} bytes of shared memory, found {self.shared_bytes}"
         return ""
@@ -164,15 +169,9 @@ class RecurrentSpec(KernelSpec):
 
     @property
     def blocks(self) -> int:
-        """Blocks whose registers must fit a multiprocessor; 0 leaves it to the compiler."""
-        if self.layout == "tiled":
-            return max(1, (16 if self.few_tokens else 8) // self.warps)
-        return {"block": max(1, 512 // self.threads), "padded": max(1, 256 // self.threads)}.get(self.layout, 0)
-
-    @property
-    def launch_bounds(self) -> str:
-        """The arguments of __launch_bounds__."""
-        return f"kThreads, {self.blocks}" if self.blocks else "kThreads"
+        """Blocks whose registers must fit a multiprocessor: without a number the compiler may spill to fit more."""
+        warps = 16 if self.layout == "block" or (self.layout == "tiled" and self.few_tokens) else 8
+        return max(1, 32 * warps // self.threads)
 
     @property
     def body(self) -> str:

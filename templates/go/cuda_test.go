@@ -29,7 +29,7 @@ func openDevice(t *testing.T, target string) *Device {
 		}
 	})
 	if target[:len(target)-1] != device.Target[:len(device.Target)-1] || device.Target < target {
-		t.Skipf("%s is %s, which cannot run the staged images of %s: stage_go(target=%q)",
+		t.Skipf("%s is %s, which cannot run the staged images of %s: uv run invoke go --arch %s",
 			device.Name, device.Target, target, device.Target)
 	}
 	return device

@@ -1,6 +1,7 @@
 package ssmscan
 
 import (
+	"crypto/sha256"
 	"embed"
 	"errors"
 	"path"
@@ -10,12 +11,12 @@ import (
 	"example.com/ssmscan/internal/golden"
 )
 
-// testdata holds only its README in the source tree: pyharness.golden.stage_go fills it in build/go.
+// testdata holds only its README in the source tree: `invoke go` fills it in build/go.
 //
 //go:embed testdata
 var testdata embed.FS
 
-const unstaged = `nothing is staged: run python -c "from pyharness.golden import stage_go; stage_go()" and test in build/go`
+const unstaged = "nothing is staged: run `uv run invoke go` and test in build/go"
 
 // stagedKernel is one kernel of testdata/kernels.
 type stagedKernel struct {
@@ -92,6 +93,7 @@ func TestManifestRowsAgreeWithThisPackageAndTheirImages(t *testing.T) {
 			t.Error(err)
 			continue
 		}
+		t.Logf("%s for %s: %d bytes, sha256 %.6x", kernel.row.ID, target, len(kernel.image), sha256.Sum256(kernel.image))
 		var image *ImageError
 		flipped := append([]byte(nil), kernel.image...)
 		flipped[len(flipped)/2] ^= 1

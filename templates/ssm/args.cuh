@@ -17,7 +17,7 @@ struct ScanArgs {
   const int32_t* write_slots;       // [sequences], null: read_slots
   const uint8_t* resume;            // [sequences], null: 1 where there is a state
   const int32_t* checkpoint_slots;  // [tokens], optional
-  const int32_t* sequence_order;    // the sequences a launch visits, optional
+  const int32_t* sequence_order;    // [sequences], optional: what entry i visits; out of range: nothing
   const uint64_t* rounding_key;     // {seed, step}, optional
   void* workspace;
   int64_t x_stride;

@@ -1,6 +1,4 @@
 // One row of a slot, in columns. `vector` says that four columns at a multiple of four may go as one access.
-__device__ __forceinline__ float load_column(const State* row, int n) { return to_f32(row[n]); }
-
 __device__ __forceinline__ float4 load_columns(const State* row, int n, int d_state, bool vector) {
   if (vector)
     return n < d_state ? widen4(load_streaming(reinterpret_cast<const Quad<State>::type*>(row + n)), State())
@@ -20,15 +18,6 @@ struct Destination {
   int64_t slot;
   int token;
 };
-
-__device__ __forceinline__ void store_column(const Destination& to, int n, float v, int d_state, const Rounding& r) {
-  uint32_t random = 0;
-  if (r.stochastic) {
-    const uint4 words = draw4(r, to.row_index, (d_state + 3) / 4, n / 4, to.slot, to.token);
-    random = n % 4 == 0 ? words.x : n % 4 == 1 ? words.y : n % 4 == 2 ? words.z : words.w;
-  }
-  to.row[n] = round_to(v, random, r.stochastic, State());
-}
 
 __device__ __forceinline__ void store_columns(const Destination& to, int n, float4 v, int d_state, bool vector,
                                               const Rounding& r) {

@@ -10,7 +10,6 @@ from pyharness.device import get, image_target
 from pyharness.spec import KernelSpec
 
 KERNELS = [spec for spec in CATALOGUE if spec.family == "recurrent"]
-F32 = [spec for spec in KERNELS if spec.io == "f32"]
 
 
 def names(specs: list[KernelSpec]) -> list[str]:
@@ -24,7 +23,7 @@ def test_every_option_agrees_with_the_oracle(spec: KernelSpec) -> None:
             vet.check_case(spec, case)
 
 
-@pytest.mark.parametrize("spec", F32, ids=names(F32))
+@pytest.mark.parametrize("spec", KERNELS, ids=names(KERNELS))
 def test_edges_and_the_ancestors_cases_agree_with_the_oracle(spec: KernelSpec) -> None:
     for case in vet.plain_cases(spec):
         vet.check_case(spec, case)
