@@ -253,16 +253,21 @@ def bench(
     family: str = "recurrent",
     points: Sequence[Point] = POINTS,
     kernels: Sequence[str] = (),
+    only: Sequence[str] = (),
     path: Path | None = None,
     ordinal: int = 0,
     progress: Callable[[str], None] | None = None,
 ) -> dict[str, Any]:
     """Measure the table of a family by the full protocol and store it.
 
+    Each row holds the ceilings of its own run, so that a table can be measured in parts: `only` names the kernels of
+    this part, and the stored rows of others stay as long as device, driver and compiler are the same.
+
     Args:
         family: "recurrent".
         points: what to measure.
         kernels: further ids, beside the catalogue's; each is measured at the points of its io and state.
+        only: ids to measure instead of all; the rest of the stored table stays.
         path: where to store; by default generated/bench/<device>/<family>.json.
         ordinal: the GPU.
         progress: told before each step.
@@ -279,13 +284,14 @@ def bench(
     chosen: dict[Point, Sequence[str]] = {}
     for point in points:
         extra = [k for k in kernels if (parse_id(k).io, parse_id(k).state) == (point.io, point.state)]
-        chosen[point] = list(dict.fromkeys([*default_kernels(point), *extra]))
+        chosen[point] = [k for k in dict.fromkeys([*default_kernels(point), *extra]) if not only or k in only]
     rows = measure(chosen, FULL, ordinal, progress)
     failed = [f"{row['kernel']} at {row['point']}: {row['failed']}" for row in rows if "failed" in row]
     if failed:
         raise DeviceError("nothing is stored, these were not timed:\n" + "\n".join(failed))
     device = get(ordinal)
-    document = {
+    target = path or stored_path(device.name, family)
+    document: dict[str, Any] = {
         "suite": family,
         "device": device.name,
         "target": device.target,
@@ -297,9 +303,27 @@ def bench(
         "points": {point.name: dataclasses.asdict(point) for point in points},
         "rows": rows,
     }
-    target = path or stored_path(device.name, family)
+    if only:
+        document["rows"] = merged_rows(document, json.loads(target.read_text(encoding="utf-8")))
     toolchain.publish(target, (json.dumps(document, indent=1, sort_keys=True) + "\n").encode())
     return document
+
+
+def merged_rows(part: Mapping[str, Any], stored: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The rows of a part and those of the stored table that it does not measure again, in the catalogue's order.
+
+    Raises:
+        DeviceError: the stored table is of another device, driver or compiler.
+    """
+    for name in ("device", "driver", "compiler", "protocol"):
+        if part[name] != stored[name]:
+            raise DeviceError(
+                f"the stored table has {name} {stored[name]!r}, this run {part[name]!r}: measure it whole"
+            )
+    rows = {(row["point"], row["kernel"]): row for row in [*stored["rows"], *part["rows"]]}
+    order = {name: default_kernels(Point(**sizes)) for name, sizes in part["points"].items()}
+    places = {(name, kernel): (n, k) for n, name in enumerate(order) for k, kernel in enumerate(order[name])}
+    return [rows[key] for key in sorted(rows, key=lambda key: places.get(key, (len(places), 0)))]
 
 
 def sweep(
@@ -330,6 +354,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     commands = parser.add_subparsers(dest="command", required=True)
     one = commands.add_parser("bench", help="the table of the recurrent family, stored in generated/bench")
     two = commands.add_parser("sweep", help="candidates, by a short protocol")
+    one.add_argument("--only", default="", help="measure these ids, comma-separated, and keep the other stored rows")
     two.add_argument("--points", default=",".join(p.name for p in POINTS if p.io == "f32"))
     two.add_argument("--full", action="store_true", help="the full protocol")
     for parser_ in (one, two):
@@ -338,7 +363,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     console, notes = Console(width=200, highlight=False), Console(stderr=True, highlight=False)
     if options.command == "bench":
-        rows = bench(kernels=options.kernels, path=options.json, progress=notes.print)["rows"]
+        only = [name for name in options.only.split(",") if name]
+        rows = bench(kernels=options.kernels, only=only, path=options.json, progress=notes.print)["rows"]
     else:
         rows = sweep(options.kernels, options.points.split(","), FULL if options.full else SHORT, notes.print)
         if options.json is not None:

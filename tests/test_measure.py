@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
+
 import pytest
 
 from pyharness.catalogue import CATALOGUE
-from pyharness.errors import NoKernel
+from pyharness.errors import DeviceError, NoKernel
 from pyharness.families.recurrent import LAYOUTS
-from pyharness.measure import Timing, bench, default_kernels, graph_calls
+from pyharness.measure import Timing, bench, default_kernels, graph_calls, merged_rows
 from pyharness.spec import parse_id
 from pyharness.workload import POINTS, Point, point_named, slot_sets
 
@@ -52,3 +54,14 @@ def test_the_table_has_every_layout_and_they_are_in_the_catalogue() -> None:
     assert {parse_id(kernel).fields()["layout"] for kernel in kernels} == set(LAYOUTS)
     assert set(kernels) <= {spec.id for spec in CATALOGUE}
     assert all(parse_id(kernel).d_state in (0, 128) and parse_id(kernel).io == "f32" for kernel in kernels)
+
+
+def test_a_part_of_a_table_replaces_its_rows_and_keeps_the_others() -> None:
+    point = Point("decode", 16, 1, True)
+    first, second, third = default_kernels(point)[:3]
+    stored = {"device": "D", "driver": "1", "compiler": "c", "protocol": "p", "points": {point.name: asdict(point)}}
+    stored["rows"] = [{"point": point.name, "kernel": kernel, "us": 1} for kernel in (first, third)]
+    part = stored | {"rows": [{"point": point.name, "kernel": kernel, "us": 2} for kernel in (third, second)]}
+    assert [(row["kernel"], row["us"]) for row in merged_rows(part, stored)] == [(first, 1), (second, 2), (third, 2)]
+    with pytest.raises(DeviceError, match="stored table has driver '1', this run '2'"):
+        merged_rows(part | {"driver": "2"}, stored)
