@@ -321,7 +321,9 @@ def _store(gpu: Device, proofs: Sequence[Proof], found: dict[str, str], watched:
         "images": images,
     }
     if found:
-        covered = {proof.kernel: proof.sha256 for proof in proofs if proof.kernel in watched}
+        # Where no tool ran, nothing is covered.
+        ran = any(not text.startswith("not run") for text in found.values())
+        covered = {proof.kernel: proof.sha256 for proof in proofs if ran and proof.kernel in watched}
         document |= {"sanitizers": found, "sanitized": {"date": date, "images": covered}}
     else:
         document |= kept_verdicts(kept, set(images))

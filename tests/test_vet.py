@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -87,6 +90,26 @@ def test_one_sequence_and_another_order_are_the_same_problem_to_the_oracle() -> 
         slot = int(problem.read_slots[s])
         assert np.array_equal(lone.y, whole.y[rows])
         assert np.array_equal(lone.states[slot], whole.states[slot])
+
+
+def test_verdicts_are_stored_with_the_images_they_cover(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(vet, "GENERATED", tmp_path)
+    gpu: Any = SimpleNamespace(name="A GPU", target="sm_90")
+
+    def store(shas: dict[str, str], found: dict[str, str]) -> dict[str, Any]:
+        proofs = [vet.Proof(f"recurrent_{name}", "sm_90", sha, 1, 0.1, "plain", 32, 0) for name, sha in shas.items()]
+        return vet._store(gpu, proofs, found, ["recurrent_a", "recurrent_b"])
+
+    clean = dict.fromkeys(vet.SANITIZERS, "clean")
+    first = store({"a": "1", "b": "2", "c": "3"}, clean)
+    assert first["sanitized"]["images"] == {"recurrent_a": "1", "recurrent_b": "2"}
+    assert first["sanitized"]["date"]
+    assert store({"a": "1", "b": "2", "c": "4"}, {})["sanitizers"] == clean, "c was not watched"
+    assert set(store({"a": "1", "b": "5", "c": "4"}, {})["sanitizers"].values()) == {vet.NOT_ASKED}
+    assert store({"a": "1", "b": "2"}, {})["sanitized"]["images"] == {}, "what is dropped does not come back"
+    absent = dict.fromkeys(vet.SANITIZERS, "not run: no compute-sanitizer")
+    stored = store({"a": "1", "b": "2"}, absent)
+    assert (stored["sanitizers"], stored["sanitized"]["images"]) == (absent, {})
 
 
 @pytest.mark.parametrize(
