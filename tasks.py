@@ -134,7 +134,7 @@ def _tell(what: str) -> None:
 @_command(
     help={
         "family": "prove only kernels of this family",
-        "sanitize": "also run compute-sanitizer's memcheck and racecheck",
+        "sanitize": "also run compute-sanitizer's four tools over a small set",
         "device": "number of the GPU",
         "json": "print JSON",
     }
