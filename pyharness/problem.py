@@ -163,7 +163,8 @@ class ScanProblem:
     @property
     def geometry(self) -> Geometry:
         """The sizes that decide a launch."""
-        return Geometry(self.tokens, self.sequences, self.heads, self.head_dim, self.groups, self.d_state)
+        longest = int(self.lengths[~self.padding].max(initial=0))
+        return Geometry(self.tokens, self.sequences, self.heads, self.head_dim, self.groups, self.d_state, longest)
 
     # Values with their defaults filled in. All are copies.
 

@@ -41,7 +41,10 @@ _PARTS = (("n", "d_state"), ("p", "head_dim"), ("l", "lanes"), ("r", "rows"), ("
 
 @dataclass(frozen=True)
 class Geometry:
-    """The sizes of a problem that decide a launch: upper bounds where a plan serves smaller batches."""
+    """The sizes of a problem that decide a launch: upper bounds where a plan serves smaller batches.
+
+    `longest` is the tokens of the longest sequence that is not padding, or -1 where a plan does not know it.
+    """
 
     tokens: int
     sequences: int
@@ -49,6 +52,7 @@ class Geometry:
     head_dim: int
     groups: int
     d_state: int
+    longest: int = -1
 
 
 @dataclass(frozen=True)

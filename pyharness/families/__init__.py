@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from pyharness.families.recurrent import RecurrentSpec
+from pyharness.families.update import UpdateSpec
 from pyharness.spec import KernelSpec
 
-FAMILIES: dict[str, type[KernelSpec]] = {RecurrentSpec.family: RecurrentSpec}
+FAMILIES: dict[str, type[KernelSpec]] = {kind.family: kind for kind in (RecurrentSpec, UpdateSpec)}
 
-__all__ = ["FAMILIES", "RecurrentSpec"]
+__all__ = ["FAMILIES", "RecurrentSpec", "UpdateSpec"]

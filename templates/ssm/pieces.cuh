@@ -1,0 +1,224 @@
+// Pieces of rows: the 16 bytes of state that a lane moves in one access, and the columns of B and C that go with them.
+constexpr int kPiece = 16 / sizeof(State);  // columns of a piece
+constexpr int kPieceQuads = kPiece / 4;
+
+// kPiece columns as they are stored, four bytes a word, columns from low bits to high.
+template <typename T>
+struct Piece {
+  static constexpr int kWords = kPiece * sizeof(T) / 4;
+  uint32_t w[kWords];
+};
+
+// Unsigned integers of the size of a storage type.
+template <int kBytes>
+struct BitsOf {
+  using type = uint32_t;
+};
+template <>
+struct BitsOf<2> {
+  using type = uint16_t;
+};
+template <>
+struct BitsOf<1> {
+  using type = uint8_t;
+};
+
+// An element from its bits, the low ones of a word.
+__device__ __forceinline__ float element_of(uint32_t bits, float) { return __uint_as_float(bits); }
+__device__ __forceinline__ __nv_bfloat16 element_of(uint32_t bits, __nv_bfloat16) {
+  __nv_bfloat16_raw raw;
+  raw.x = static_cast<unsigned short>(bits);
+  return __nv_bfloat16(raw);
+}
+__device__ __forceinline__ __half element_of(uint32_t bits, __half) {
+  __half_raw raw;
+  raw.x = static_cast<unsigned short>(bits);
+  return __half(raw);
+}
+
+template <typename T>
+__device__ __forceinline__ void clear(Piece<T>& piece) {
+#pragma unroll
+  for (int i = 0; i < Piece<T>::kWords; ++i) piece.w[i] = 0u;
+}
+
+__device__ __forceinline__ uint4 load_words(const uint4* p, bool streaming) {
+  return streaming ? load_streaming(p) : *p;
+}
+
+// Columns [n, n + kPiece) of a row in accesses of up to 16 bytes, which the caller knows to be aligned and to lie
+// wholly inside or outside the row; columns from d_state on become 0.
+template <bool kStreaming, typename T>
+__device__ __forceinline__ void load_piece(Piece<T>& piece, const T* row, int n, int d_state) {
+  if constexpr (Piece<T>::kWords % 4 == 0) {
+#pragma unroll
+    for (int i = 0; i < Piece<T>::kWords; i += 4) {
+      const int at = n + i * static_cast<int>(4 / sizeof(T));
+      uint4 v = make_uint4(0u, 0u, 0u, 0u);
+      if (at < d_state) v = load_words(reinterpret_cast<const uint4*>(row + at), kStreaming);
+      piece.w[i] = v.x, piece.w[i + 1] = v.y, piece.w[i + 2] = v.z, piece.w[i + 3] = v.w;
+    }
+  } else {
+    static_assert(Piece<T>::kWords == 2, "four columns of two bytes");
+    uint2 v = make_uint2(0u, 0u);
+    if (n < d_state) v = *reinterpret_cast<const uint2*>(row + n);
+    piece.w[0] = v.x, piece.w[1] = v.y;
+  }
+}
+
+// The same element by element, for rows at any place.
+template <typename T>
+__device__ __forceinline__ void load_elements(Piece<T>& piece, const T* row, int n, int d_state) {
+  using Bits = typename BitsOf<sizeof(T)>::type;
+  constexpr int kPerWord = 4 / sizeof(T);
+#pragma unroll
+  for (int i = 0; i < Piece<T>::kWords; ++i) {
+    uint32_t word = 0u;
+#pragma unroll
+    for (int k = 0; k < kPerWord; ++k) {
+      const int at = n + i * kPerWord + k;
+      if (at < d_state) word |= static_cast<uint32_t>(reinterpret_cast<const Bits*>(row)[at]) << (k * 8 * sizeof(T));
+    }
+    piece.w[i] = word;
+  }
+}
+
+// x of kCount rows from row `first` on: elements in as few accesses as their alignment allows, which is that of the
+// first element of a run of rows, and rows from valid_rows on become 0. Whole accesses are valid or not.
+template <int kCount>
+__device__ __forceinline__ void load_run(Io (&to)[kCount], const Io* rows, int first, int valid_rows) {
+  constexpr int kBytes = kCount * sizeof(Io);
+  constexpr int kAccess = kBytes < 16 ? kBytes : 16;
+  constexpr int kElements = kAccess / sizeof(Io);
+#pragma unroll
+  for (int r = 0; r < kCount; r += kElements) {
+    const bool valid = first + r < valid_rows;
+    const Io* from = rows + first + r;
+    uint4 v = make_uint4(0u, 0u, 0u, 0u);
+    if constexpr (kAccess == 16) {
+      if (valid) v = *reinterpret_cast<const uint4*>(from);
+    } else if constexpr (kAccess == 8) {
+      const uint2 half = valid ? *reinterpret_cast<const uint2*>(from) : make_uint2(0u, 0u);
+      v.x = half.x, v.y = half.y;
+    } else if constexpr (kAccess == 4) {
+      if (valid) v.x = *reinterpret_cast<const uint32_t*>(from);
+    } else {
+      if (valid) v.x = *reinterpret_cast<const uint16_t*>(from);
+    }
+    const uint32_t words[4] = {v.x, v.y, v.z, v.w};
+#pragma unroll
+    for (int k = 0; k < kElements; ++k) {
+      to[r + k] = element_of(words[k * sizeof(Io) / 4] >> (k * 8 * sizeof(Io) % 32), Io());
+    }
+  }
+}
+
+__device__ __forceinline__ void store_piece(State* row, int n, const Piece<State>& piece, int d_state) {
+  if (n >= d_state) return;
+  store_streaming(reinterpret_cast<uint4*>(row + n), make_uint4(piece.w[0], piece.w[1], piece.w[2], piece.w[3]));
+}
+
+__device__ __forceinline__ void store_elements(State* row, int n, const Piece<State>& piece, int d_state) {
+  using Bits = typename BitsOf<sizeof(State)>::type;
+  constexpr int kPerWord = 4 / sizeof(State);
+#pragma unroll
+  for (int i = 0; i < kPiece; ++i) {
+    if (n + i < d_state) {
+      reinterpret_cast<Bits*>(row)[n + i] =
+          static_cast<Bits>(piece.w[i / kPerWord] >> (i % kPerWord * 8 * static_cast<int>(sizeof(State))));
+    }
+  }
+}
+
+// Quad q of a piece as floats; integers are not scaled.
+__device__ __forceinline__ float4 quad_of(const Piece<float>& p, int q) {
+  return make_float4(__uint_as_float(p.w[4 * q]), __uint_as_float(p.w[4 * q + 1]), __uint_as_float(p.w[4 * q + 2]),
+                     __uint_as_float(p.w[4 * q + 3]));
+}
+__device__ __forceinline__ float4 quad_of(const Piece<__nv_bfloat16>& p, int q) {
+  return widen4(make_uint2(p.w[2 * q], p.w[2 * q + 1]), __nv_bfloat16());
+}
+__device__ __forceinline__ float4 quad_of(const Piece<__half>& p, int q) {
+  return widen4(make_uint2(p.w[2 * q], p.w[2 * q + 1]), __half());
+}
+__device__ __forceinline__ float widen_byte(uint32_t biased, int k) {
+  // 2^23 + b as a float has b in its low byte: exact, and two instructions where a conversion runs at quarter rate.
+  return __uint_as_float(0x4b000000u | ((biased >> (8 * k)) & 0xffu)) - 8388736.f;
+}
+__device__ __forceinline__ float4 quad_of(const Piece<int8_t>& p, int q) {
+  const uint32_t biased = p.w[q] ^ 0x80808080u;
+  return make_float4(widen_byte(biased, 0), widen_byte(biased, 1), widen_byte(biased, 2), widen_byte(biased, 3));
+}
+
+__device__ __forceinline__ uint32_t pack2(float low, float high, __nv_bfloat16) {
+  const __nv_bfloat162_raw raw = __floats2bfloat162_rn(low, high);
+  return static_cast<uint32_t>(raw.x) | static_cast<uint32_t>(raw.y) << 16;
+}
+__device__ __forceinline__ uint32_t pack2(float low, float high, __half) {
+  const __half2_raw raw = __floats2half2_rn(low, high);
+  return static_cast<uint32_t>(raw.x) | static_cast<uint32_t>(raw.y) << 16;
+}
+__device__ __forceinline__ uint32_t pack2(__nv_bfloat16 low, __nv_bfloat16 high) {
+  return static_cast<uint32_t>(__nv_bfloat16_raw(low).x) | static_cast<uint32_t>(__nv_bfloat16_raw(high).x) << 16;
+}
+__device__ __forceinline__ uint32_t pack2(__half low, __half high) {
+  return static_cast<uint32_t>(__half_raw(low).x) | static_cast<uint32_t>(__half_raw(high).x) << 16;
+}
+
+// What an 8-bit row is stored with.
+struct RowScale {
+  float stored = 0.f;   // what a stored integer is multiplied with
+  float inverse = 0.f;  // what takes a value to integers, after `lift`
+  float lift = 1.f;     // brings rows of tiny values to where their inverse is finite
+};
+
+// Rounds four values to quad q of a piece. `random` is used where `stochastic`, `scale` by 8-bit rows.
+__device__ __forceinline__ void round_quad(Piece<float>& p, int q, const float* s, uint4, bool, const RowScale&) {
+#pragma unroll
+  for (int i = 0; i < 4; ++i) p.w[4 * q + i] = __float_as_uint(s[i]);
+}
+template <typename T>
+__device__ __forceinline__ void round_quad_16(Piece<T>& p, int q, const float* s, uint4 random, bool stochastic) {
+  if (stochastic) {
+    p.w[2 * q] = pack2(round_to(s[0], random.x, true, T()), round_to(s[1], random.y, true, T()));
+    p.w[2 * q + 1] = pack2(round_to(s[2], random.z, true, T()), round_to(s[3], random.w, true, T()));
+  } else {
+    p.w[2 * q] = pack2(s[0], s[1], T());
+    p.w[2 * q + 1] = pack2(s[2], s[3], T());
+  }
+}
+__device__ __forceinline__ void round_quad(Piece<__nv_bfloat16>& p, int q, const float* s, uint4 random,
+                                           bool stochastic, const RowScale&) {
+  round_quad_16(p, q, s, random, stochastic);
+}
+__device__ __forceinline__ void round_quad(Piece<__half>& p, int q, const float* s, uint4 random, bool stochastic,
+                                           const RowScale&) {
+  round_quad_16(p, q, s, random, stochastic);
+}
+
+// A value in steps of its row's scale, to the nearest integer or, where stochastic, to one of its two neighbours: -127
+// to 127 in the low byte.
+__device__ __forceinline__ uint32_t to_steps(float v, uint32_t random, bool stochastic, const RowScale& scale) {
+  constexpr float kRound = 12582912.f;  // 1.5 * 2^23: the sum's low bits are the integer
+  v *= scale.lift;
+  if (!stochastic) return __float_as_uint(fmaf(v, scale.inverse, kRound)) & 0xffu;
+  const float below = floorf(fmaf(v, scale.inverse, static_cast<float>(random >> 8) * 0x1p-24f));
+  return __float_as_uint(fminf(below, 127.f) + kRound) & 0xffu;
+}
+__device__ __forceinline__ void round_quad(Piece<int8_t>& p, int q, const float* s, uint4 random, bool stochastic,
+                                           const RowScale& scale) {
+  p.w[q] = to_steps(s[0], random.x, stochastic, scale) | to_steps(s[1], random.y, stochastic, scale) << 8 |
+           to_steps(s[2], random.z, stochastic, scale) << 16 | to_steps(s[3], random.w, stochastic, scale) << 24;
+}
+
+// The scale that takes a row's largest magnitude to 127, from the bits of that magnitude: as integers they order NaN
+// above infinity, so that neither is lost.
+__device__ __forceinline__ RowScale row_scale(uint32_t largest_bits) {
+  const float largest = __uint_as_float(largest_bits);
+  RowScale scale;
+  scale.stored = largest / 127.f;
+  if (scale.stored == 0.f) return scale;
+  if (largest < 0x1p-100f) scale.lift = 0x1p64f;
+  scale.inverse = 127.f / (largest * scale.lift);
+  return scale;
+}

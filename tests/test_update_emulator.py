@@ -1,0 +1,507 @@
+"""The update family on the CPU: decode in every option against the oracle, its bits, and broken kernels."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+
+from pyharness import EmulatorError, ScanProblem, scan
+from pyharness.args import SCAN_ARGS, Flag
+from pyharness.binding import bind, outputs
+from pyharness.cases import (
+    Case,
+    Options,
+    Shape,
+    draw,
+    edge_cases,
+    huge_slot_stride,
+    many_channels,
+    many_sequences,
+    model_cases,
+    peer_cases,
+    tiny_steps,
+)
+from pyharness.compare import compare, scaled_error, unit_in_last_place
+from pyharness.emulator import EmulatorBuffer, EmulatorLaunch, run
+from pyharness.errors import NoKernel
+from pyharness.families import RecurrentSpec, UpdateSpec
+from pyharness.families.update import MAX_TOKENS
+from pyharness.oracle import initial_state, oracle
+from pyharness.problem import DTYPES
+from pyharness.render import render
+from pyharness.scan import ScanResult, run_emulator
+from pyharness.spec import Geometry
+from pyharness.toolchain import cuda_include_dirs
+from tests.strategies import problems
+
+SETTINGS = settings(
+    max_examples=25,
+    deadline=None,
+    derandomize=True,
+    database=None,
+    phases=(Phase.explicit, Phase.generate, Phase.shrink),
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+)
+TYPES = (("f32", "f32"), ("bf16", "f32"), ("bf16", "bf16"), ("f16", "f16"), ("bf16", "f16"), ("f32", "i8"))
+EVERY_TYPE = pytest.mark.parametrize(("io", "state"), TYPES)
+
+
+def small(io: str = "f32", state: str = "f32", **fields: int) -> UpdateSpec:
+    """38 columns: no piece is whole in every row, and the last lane's are partly empty; two warps a block."""
+    return UpdateSpec(d_state=38, io=io, state=state, **fields)
+
+
+def assert_right(problem: ScanProblem, spec: UpdateSpec) -> None:
+    errors = compare(scan(problem, spec.id, "emulator"), problem)
+    assert errors.ok, f"{spec.id}: {errors}"
+
+
+# Right answers.
+
+
+@EVERY_TYPE
+@SETTINGS
+@given(data=st.data())
+def test_any_problem_matches_the_oracle(io: str, state: str, data: st.DataObject) -> None:
+    assert_right(data.draw(problems(38, io, state, most_tokens=MAX_TOKENS)), small(io, state))
+
+
+@EVERY_TYPE
+@SETTINGS
+@given(data=st.data())
+def test_any_problem_matches_the_oracle_where_vectors_fit(io: str, state: str, data: st.DataObject) -> None:
+    """48 columns take 16-byte accesses in every type; a lane holds two tokens at once."""
+    assert_right(
+        data.draw(problems(48, io, state, most_tokens=MAX_TOKENS)), UpdateSpec(d_state=48, io=io, state=state, chunk=2)
+    )
+
+
+@pytest.mark.parametrize("fields", [{}, {"chunk": 2}])
+def test_edges(fields: dict[str, int]) -> None:
+    """Every known fault and edge; the kernel is right for sequences that no launch is planned for, too."""
+    spec = small(**fields)
+    for case in edge_cases(38, chunk=4):
+        problem = case.build()
+        if problem.io == "f32":
+            results = run_unplanned(problem, spec)
+            errors = compare(results, problem)
+            assert errors.ok, f"{spec.id}, {case.name}: {errors}"
+
+
+def run_unplanned(problem: ScanProblem, spec: UpdateSpec) -> ScanResult:
+    """Run a problem whatever the length of its sequences, by the plan of a geometry that does not tell."""
+    plan = spec.plan(replace(problem.geometry, longest=0))
+    results = outputs(problem)
+    binding = bind(problem, plan, results)
+    buffers = [EmulatorBuffer(b.name, b.array, b.writable, b.initialised, b.must_write) for b in binding.buffers]
+    launches = [EmulatorLaunch(step.entry, step.grid, step.block, step.shared_bytes) for step in plan.launches]
+    run(render(spec), launches, buffers, binding.pack, include_dirs=cuda_include_dirs())
+    return ScanResult(results.y, results.state, spec.id, "emulator", results.state_scale)
+
+
+def test_longer_sequences_are_refused_where_they_are_known() -> None:
+    spec = UpdateSpec(d_state=16)
+    geometry = Geometry(tokens=16, sequences=2, heads=1, head_dim=1, groups=1, d_state=16)
+    assert spec.refusal(geometry) == ""
+    assert "9" in spec.refusal(replace(geometry, longest=9))
+    assert "17 tokens in 2 sequences" in spec.refusal(replace(geometry, tokens=17))
+    with pytest.raises(NoKernel, match="at most 8 tokens"):
+        scan(draw(1, Shape((9, 1), 1, 1, 16)), spec.id, "emulator")
+    # Tokens past the last offset belong to no sequence.
+    assert_right(draw(1, Shape((8, 1), 1, 1, 16), Options(tail=20)), spec)
+
+
+def decode_cases() -> Iterator[Case]:
+    """The peers' decode suites and the real models in reduced form: heads and batch are cut, nothing else."""
+    yield from (case for case in peer_cases(reduce=True) if "state_update" in case.name)
+    yield from model_cases((1, 1, 4), reduce=True, io="bf16")
+    yield from model_cases((1, 3), reduce=True, io="f32")
+
+
+#: The emulator's time goes with the state elements that are updated: larger cases are run on a GPU.
+ELEMENTS = 2**20
+
+
+def elements(problem: ScanProblem) -> int:
+    """State elements that a problem updates, counted once a token."""
+    return problem.tokens * problem.heads * problem.head_dim * problem.d_state
+
+
+CASES = list(decode_cases())
+
+
+@pytest.mark.parametrize("part", range(4))
+def test_peers_suites_and_real_models(part: int) -> None:
+    for case in CASES[part::4]:
+        problem = case.build()
+        if elements(problem) > ELEMENTS:
+            continue
+        spec = UpdateSpec(d_state=problem.d_state, io=problem.io, state=problem.state_dtype)
+        result = scan(problem, spec.id, "emulator")
+        truth = oracle(problem)
+        errors = compare(result, problem, truth)
+        assert errors.ok, f"{case.name} on {spec.id}: {errors}"
+        if case.tolerance is not None:
+            scaled = scaled_error(result.y, truth.y, case.tolerance.rtol, case.tolerance.atol)
+            assert scaled <= 1, f"{case.name} on {spec.id}: {scaled:.2f} of the peer's tolerance"
+
+
+def test_small_steps_keep_their_digits() -> None:
+    """softplus down to dt = -80: log(exp(dt) + 1) would be exactly 0 below -17. 1e-6 relative, element by element."""
+    problem = tiny_steps(4)
+    y = scan(problem, UpdateSpec(d_state=4).id, "emulator").y.astype(np.float64)
+    np.testing.assert_allclose(y, oracle(problem).y, rtol=1e-6, atol=0)
+
+
+def test_slots_beyond_32_bits() -> None:
+    assert_right(huge_slot_stride(16), UpdateSpec(d_state=16))
+
+
+@pytest.mark.parametrize("build", [many_sequences, many_channels])
+def test_more_sequences_or_channels_than_a_grid_dimension_counts(build: Any) -> None:
+    assert_right(build(1), UpdateSpec(d_state=1, warps=1))
+
+
+def test_a_kernel_of_one_head_dim_refuses_others_and_masks_cut_runs() -> None:
+    for rows, warps in ((16, 2), (64, 8)):  # 40 rows of a head: the last run of 64 is cut
+        spec = UpdateSpec(d_state=64, head_dim=40, lanes=16, rows=rows, warps=warps)
+        problem = draw(5, Shape((1, 3), 2, 40, 64), Options(z=True))
+        assert_right(problem, spec)
+        with pytest.raises(NoKernel, match="head_dim 40, found 41"):
+            scan(draw(5, Shape((1,), 2, 41, 64)), spec.id, "emulator")
+
+
+@pytest.mark.parametrize("d_state", [1, 3, 16, 20, 96, 100, 192, 256, 1024])
+def test_every_number_of_columns(d_state: int) -> None:
+    problem = draw(6, Shape((1, 2), 2, 5, d_state))
+    assert_right(problem, UpdateSpec(d_state=d_state))
+
+
+# The same bits.
+
+CONFIGURATIONS: tuple[dict[str, int], ...] = (
+    {},
+    {"lanes": 4, "rows": 16, "warps": 1},
+    {"lanes": 8, "rows": 32, "warps": 2},
+    {"lanes": 16, "rows": 32, "warps": 2, "head_dim": 24},
+    {"lanes": 16, "rows": 2, "warps": 1, "chunk": 2},
+)
+CONFIGURATIONS_8_BIT: tuple[dict[str, int], ...] = (
+    {},
+    {"lanes": 2, "rows": 16, "warps": 1},
+    {"lanes": 4, "rows": 16, "warps": 1, "chunk": 2},
+    {"lanes": 8, "rows": 32, "warps": 2, "head_dim": 24},
+)
+
+
+def bits(problem: ScanProblem, kernel: str) -> tuple[bytes, ...]:
+    result = scan(problem, kernel, "emulator")
+    arrays = (result.y, result.state, result.state_scale)
+    return tuple(np.ascontiguousarray(a).tobytes() for a in arrays if a is not None)
+
+
+@pytest.mark.parametrize(
+    ("io", "state", "d_state"), [("f32", "f32", 48), ("bf16", "f16", 52), ("bf16", "bf16", 48), ("f32", "i8", 52)]
+)
+def test_every_configuration_gives_the_same_bits_and_those_of_recurrent(io: str, state: str, d_state: int) -> None:
+    """Rows that vectors fit and rows that they do not; stores rounded to nearest and, in 16 bits, stochastically."""
+    fields = CONFIGURATIONS_8_BIT if state == "i8" else CONFIGURATIONS
+    kernels = [UpdateSpec(d_state=d_state, io=io, state=state, **f).id for f in fields]
+    if state != "i8":
+        kernels.append(RecurrentSpec(d_state=d_state, io=io, state=state).id)
+    for key in (False, True):
+        options = Options(io=io, state=state, z=True, checkpoints=2, fresh="mixed", slots="moved", key=key)
+        problem = draw(22, Shape((1, 0, 4, 8), 4, 24, d_state, 2), options)
+        assert len({bits(problem, kernel) for kernel in kernels}) == 1
+
+
+def test_a_sequence_gives_the_same_bits_anywhere_in_a_batch() -> None:
+    spec = small("bf16", "bf16")
+    problem = draw(21, Shape((7, 8, 1, 6), 2, 18, 38), Options(io="bf16", state="bf16", z=True))
+    whole = scan(problem, spec.id, "emulator")
+    assert problem.read_slots is not None
+    start, end, slot = 7, 15, problem.read_slots[1:2]
+    rows = {name: getattr(problem, name)[start:end] for name in ("x", "dt", "B", "C", "z")}
+    alone = scan(replace(problem, **rows, cu_seqlens=None, read_slots=slot), spec.id, "emulator")
+    assert alone.y.tobytes() == whole.y[start:end].tobytes()
+    assert alone.state[slot[0]].tobytes() == whole.state[slot[0]].tobytes()
+    again = run_emulator(
+        replace(problem, sequence_order=np.array([3, 1, 0, 2], np.int32)), spec, seed=5, resident_blocks=3
+    )
+    assert again.y.tobytes() == whole.y.tobytes()
+    assert again.state.tobytes() == whole.state.tobytes()
+
+
+# Slots, padding, drafts.
+
+
+def test_a_rejected_draft_resumes_from_its_checkpoint() -> None:
+    """Four draft tokens with a checkpoint each; two are accepted: going on from the second checkpoint is as if only
+    two had been computed, to the bit.
+    """
+    spec = UpdateSpec(d_state=32)
+    drafted = draw(41, Shape((4,), 2, 8, 32), Options(checkpoints=1, slots="moved"))
+    whole = scan(drafted, spec.id, "emulator")
+    assert drafted.checkpoint_slots is not None
+    assert drafted.write_slots is not None
+    rows = {name: getattr(drafted, name)[:2] for name in ("x", "dt", "B", "C")}
+    accepted = scan(replace(drafted, **rows, checkpoint_slots=None), spec.id, "emulator")
+    kept = whole.state[drafted.checkpoint_slots[1]]
+    assert kept.tobytes() == accepted.state[drafted.write_slots[0]].tobytes()
+    assert whole.state[drafted.checkpoint_slots[3]].tobytes() == whole.state[drafted.write_slots[0]].tobytes()
+
+
+@EVERY_TYPE
+def test_unnamed_slots_keep_their_bits_and_padding_writes_only_zeros(io: str, state: str) -> None:
+    """Every other sequence is padding, and there is a slot for each that nothing may touch."""
+    options = Options(io=io, state=state, padding=2, spare=5, tail=3, slots="moved")
+    problem = draw(42, Shape((1, 2, 1, 3), 2, 8, 38), options)
+    result = scan(problem, small(io, state).id, "emulator")
+    assert problem.state is not None
+    kept = ~problem.written
+    assert kept.sum() >= 7
+    assert result.state[kept].tobytes() == problem.state[kept].tobytes()
+    if result.state_scale is not None and problem.state_scale is not None:
+        assert result.state_scale[kept].tobytes() == problem.state_scale[kept].tobytes()
+    assert (result.y[~problem.live_tokens].view(np.uint8) == 0).all()
+    assert compare(result, problem).ok
+
+
+# Storage.
+
+
+def one_step(state: str) -> ScanProblem:
+    """A fresh one-token sequence whose state is d B x = B x with dt = 1, in one head of 4 rows by 32 columns."""
+    rng = np.random.default_rng(51)
+    shape = (1, 1, 32)
+    return ScanProblem(
+        x=rng.uniform(0.5, 2, (1, 1, 4)).astype(np.float32),
+        dt=np.ones((1, 1), np.float32),
+        A=-np.ones(1, np.float32),
+        B=rng.standard_normal(shape).astype(np.float32),
+        C=rng.standard_normal(shape).astype(np.float32),
+        dt_softplus=False,
+        state=np.zeros((1, 1, 4, 32), DTYPES[state]),
+        resume=np.zeros(1, np.uint8),
+    )
+
+
+@pytest.mark.parametrize("state", ["bf16", "f16"])
+def test_stochastic_rounding_is_fresh_each_step_and_its_mean_error_is_none(state: str) -> None:
+    """The mean error over 400 steps of 128 elements, in units of the last place, within 3 standard errors of 0. Each
+    error is below one unit, and each store is one of the two neighbours.
+    """
+    spec = UpdateSpec(d_state=32, state=state)
+    problem = one_step(state)
+    exact = oracle(problem).states[0]
+    draws = []
+    for step in range(400):
+        key = np.array([7, step], np.uint64)
+        draws.append(scan(replace(problem, rounding_key=key), spec.id, "emulator").state[0])
+    assert draws[0].tobytes() != draws[1].tobytes()
+    again = scan(replace(problem, rounding_key=np.array([7, 1], np.uint64)), spec.id, "emulator").state[0]
+    assert again.tobytes() == draws[1].tobytes()
+    units = unit_in_last_place(exact, state)
+    errors = (np.stack(draws).astype(np.float64) - exact) / units
+    assert np.abs(errors).max() < 1.001
+    # Over all elements, and each within what one of 128 means may reach: a draw deviates by half a unit at most.
+    assert abs(errors.mean()) <= 3 * errors.std() / np.sqrt(errors.size)
+    assert np.abs(errors.mean(axis=0)).max() <= 4.5 * 0.5 / np.sqrt(len(draws))
+    nearest = scan(replace(problem, rounding_key=None), spec.id, "emulator").state[0]
+    assert np.abs((nearest.astype(np.float64) - exact) / units).max() <= 0.5001
+
+
+def test_8_bit_states_round_trip() -> None:
+    """A state of whole steps with its largest at 127 comes back as it was; a row of zeros has scale 0, and tiny rows
+    keep seven bits.
+    """
+    rng = np.random.default_rng(52)
+    stored = rng.integers(-127, 128, (2, 1, 4, 48)).astype(np.int8)
+    stored[..., 0] = 127
+    stored[0, 0, 1] = 0
+    scale = rng.uniform(0.01, 1, (2, 1, 4)).astype(np.float32)
+    scale[0, 0, 1] = 0
+    scale[0, 0, 2] = 1e-38
+    plain = draw(53, Shape((1,), 1, 4, 48), Options(state=None, dt_bias=False, softplus=False))
+    spec = UpdateSpec(d_state=48, state="i8")
+    problem = replace(plain, dt=np.zeros((1, 1), np.float32), state=stored, state_scale=scale, dt_softplus=False)
+    result = scan(problem, spec.id, "emulator")
+    assert result.state.tobytes() == stored.tobytes()
+    assert result.state_scale is not None
+    np.testing.assert_allclose(result.state_scale, scale, rtol=3e-7)
+    assert result.state_scale[0, 0, 1] == 0
+
+
+def test_8_bit_states_keep_nan_and_infinity() -> None:
+    for bad in (np.nan, np.inf):
+        problem = draw(54, Shape((1,), 1, 2, 16), Options(state="i8"))
+        assert problem.read_slots is not None
+        assert problem.state_scale is not None
+        scale = problem.state_scale.copy()
+        slot = problem.read_slots[0]
+        scale[slot, 0, 0] = bad
+        result = scan(replace(problem, state_scale=scale), UpdateSpec(d_state=16, state="i8").id, "emulator")
+        assert result.state_scale is not None
+        assert not np.isfinite(result.state_scale[slot, 0, 0])
+        assert np.isfinite(result.state_scale[slot, 0, 1])
+
+
+def test_8_bit_states_round_stochastically_with_a_key() -> None:
+    """The mean of many draws is nearer to the exact state than a step can be, and the largest element is exact."""
+    spec = UpdateSpec(d_state=32, state="i8")
+    base = draw(55, Shape((1,), 1, 4, 32), Options(state="i8", spare=0))
+    assert base.read_slots is not None
+    assert base.state is not None
+    slot = int(base.read_slots[0])
+    truth = oracle(base).states[slot]
+    total = np.zeros(truth.shape)
+    draws = 200
+    for step in range(draws):
+        result = scan(replace(base, rounding_key=np.array([3, step], np.uint64)), spec.id, "emulator")
+        assert result.state_scale is not None
+        total += result.state[slot].astype(np.float64) * result.state_scale[slot].astype(np.float64)[..., None]
+    steps = np.abs(truth).max(axis=-1, keepdims=True) / 127
+    errors = (total / draws - truth) / steps
+    # A draw's error has a deviation of at most half a step.
+    assert np.abs(errors).max() < 4.5 * 0.5 / np.sqrt(draws)
+    assert abs(errors.mean()) < 3 * 0.5 / np.sqrt(draws * errors.size)
+    largest = np.abs(truth).argmax(axis=-1)
+    assert np.abs(np.take_along_axis(errors, largest[..., None], -1)).max() < 1e-3
+
+
+# Broken kernels.
+
+
+def run_broken(
+    source: str, spec: UpdateSpec, problem: ScanProblem, *, flags: int = 0, arrays: dict[str, Any] | None = None
+) -> ScanResult:
+    """Run a text, with flags that lie or other arrays than the arguments say."""
+    plan = spec.plan(problem.geometry)
+    results = outputs(problem)
+    binding = bind(problem, plan, results)
+    buffers = [
+        EmulatorBuffer(b.name, (arrays or {}).get(b.name, b.array), b.writable, b.initialised, b.must_write)
+        for b in binding.buffers
+    ]
+    launches = [EmulatorLaunch(step.entry, step.grid, step.block, step.shared_bytes) for step in plan.launches]
+
+    def pack(addresses: Any) -> bytes:
+        record = np.frombuffer(binding.pack(addresses), SCAN_ARGS).copy()
+        record["flags"] |= np.uint32(flags)
+        return record.tobytes()
+
+    run(source, launches, buffers, pack, include_dirs=cuda_include_dirs())
+    return ScanResult(results.y, results.state, spec.id, "emulator", results.state_scale)
+
+
+def kinds(error: EmulatorError) -> set[str]:
+    return {finding.kind for finding in error.findings}
+
+
+#: What a line says, and what it says once broken: each must be seen by `exercising`.
+BREAKS = (
+    ("carry of the state", "s[r] + i * kPiece + 4 * q, decay", "s[r] + i * kPiece, decay", "i8"),
+    (
+        "group of a head",
+        "static_cast<uint32_t>(head) / heads_of_group",
+        "static_cast<uint32_t>(head) % static_cast<uint32_t>(a.groups)",
+        "f32",
+    ),
+    ("slot of the final state", "store_rows<kFast>(a, s, q.write,", "store_rows<kFast>(a, s, a.write_slots[0],", "f32"),
+    ("checkpoint", "if (slot >= 0 && slot < a.slots)", "if (slot > 1000)", "f32"),
+    ("row that is stored", "y[t * a.y_stride] =", "y[t * a.y_stride - at.own + at.row] =", "f32"),
+    ("D", "out = fmaf(D, to_f32(token.own_x), out)", "out = fmaf(D, to_f32(token.x[0]), out)", "f32"),
+    ("next token", "token = next;", ";", "f32"),
+    ("sum over lanes", "sum_lanes(rows[0], kLanes / kRowTile)", "rows[0]", "f32"),
+    ("row scale", "largest = max(largest, __shfl_xor_sync(kWholeWarp, largest, bit));", "", "i8"),
+    ("scale read", "to[1] *= scales[r]", "to[1] *= scales[0]", "i8"),
+    ("rows that are not there", "kWholeRuns || r < valid_rows", "true", "f32"),
+    ("token of a draw", "a, s, slot, t - q.begin, row0", "a, s, slot, 0, row0", "bf16"),
+)
+
+
+def exercising(state: str) -> Iterator[tuple[ScanProblem, UpdateSpec]]:
+    """Problems that reach every line, with and without vectors."""
+    for d_state in (48, 38):
+        options = Options(state=state, z=True, checkpoints=2, slots="moved", fresh="mixed", key=state == "bf16")
+        yield (
+            draw(31, Shape((1, 4, 8, 0), 6, 13, d_state, 2), options),
+            UpdateSpec(d_state=d_state, state=state, warps=1),
+        )
+
+
+@pytest.mark.parametrize("state", ["f32", "bf16", "i8"])
+def test_unbroken_kernels_pass_where_broken_ones_are_run(state: str) -> None:
+    for problem, spec in exercising(state):
+        assert compare(run_broken(render(spec), spec, problem), problem).ok
+
+
+@pytest.mark.parametrize(("what", "line", "broken", "state"), BREAKS, ids=[b[0] for b in BREAKS])
+def test_a_broken_line_is_seen(what: str, line: str, broken: str, state: str) -> None:
+    seen = []
+    for problem, spec in exercising(state):
+        source = render(spec)
+        assert line in source, what
+        try:
+            result = run_broken(source.replace(line, broken), spec, problem)
+        except EmulatorError as error:
+            seen.append(str(kinds(error)))
+            continue
+        if not compare(result, problem).ok:
+            seen.append("wrong")
+        elif bits(problem, spec.id) != tuple(
+            np.ascontiguousarray(a).tobytes() for a in (result.y, result.state, result.state_scale) if a is not None
+        ):
+            seen.append("other bits")
+    assert seen, f"{what}: nothing saw it"
+
+
+def test_a_vector_access_off_its_alignment_is_found() -> None:
+    """The arguments claim 16-byte rows where an array starts one element later."""
+    spec = UpdateSpec(d_state=16)
+    every = Flag.VECTOR_STATE | Flag.VECTOR_X | Flag.VECTOR_B | Flag.VECTOR_C
+    problem = draw(34, Shape((3,), 1, 16, 16), Options(shift=1))
+    run_broken(render(spec), spec, problem)
+    with pytest.raises(EmulatorError) as caught:
+        run_broken(render(spec), spec, problem, flags=every)
+    assert "misaligned" in kinds(caught.value)
+
+
+@pytest.mark.parametrize("state", ["f32", "i8"])
+def test_an_output_that_is_not_stored_is_found(state: str) -> None:
+    problem, spec = next(exercising(state))
+    source = render(spec)
+    store = re.compile(r"^ *y\[.*\] = from_f32<Io>\(out\);$", re.MULTILINE)
+    assert len(store.findall(source)) == 1
+    with pytest.raises(EmulatorError) as caught:
+        run_broken(store.sub(";", source), spec, problem)
+    assert {(f.kind, f.buffer) for f in caught.value.findings} == {("unwritten", "y")}
+
+
+@pytest.mark.parametrize("name", ["x", "B", "C", "dt", "state", "A", "D"])
+@pytest.mark.parametrize("d_state", [48, 38])
+def test_a_buffer_that_ends_one_element_early_is_found(d_state: int, name: str) -> None:
+    spec = UpdateSpec(d_state=d_state, warps=1)
+    problem = draw(35, Shape((3, 5), 2, 8, d_state), Options(slots="default", spare=0))
+    if name == "state":
+        problem = replace(problem, state=np.ascontiguousarray(problem.state[:2]))
+    whole = getattr(problem, name)
+    short = whole.reshape(-1)[:-1].copy()
+    with pytest.raises(EmulatorError) as caught:
+        run_broken(render(spec), spec, problem, arrays={name: short})
+    assert {(f.kind, f.buffer) for f in caught.value.findings} == {("out-of-bounds", name)}
+
+
+def test_the_initial_state_of_an_8_bit_pool_is_scaled_by_row() -> None:
+    """The oracle's own view of such a pool, worked by hand: 3 steps of 0.5."""
+    stored = np.full((1, 1, 1, 4), 3, np.int8)
+    problem = draw(1, Shape((1,), 1, 1, 4), Options(state=None))
+    pooled = replace(problem, state=stored, state_scale=np.full((1, 1, 1), 0.5, np.float32))
+    assert (initial_state(pooled, 0) == 1.5).all()
