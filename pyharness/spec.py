@@ -39,6 +39,11 @@ MAX_GRID_X = 2**31 - 1
 _PARTS = (("n", "d_state"), ("p", "head_dim"), ("l", "lanes"), ("r", "rows"), ("w", "warps"), ("c", "chunk"))
 
 
+def power_of_two_at_least(value: int) -> int:
+    """The smallest power of two that is no smaller than a positive number."""
+    return 1 << (value - 1).bit_length()
+
+
 @dataclass(frozen=True)
 class Geometry:
     """The sizes of a problem that decide a launch: upper bounds where a plan serves smaller batches.
@@ -109,6 +114,11 @@ class KernelSpec(ABC):
     def symbol(self, entry: str = "") -> str:
         """The `extern "C"` name of an entry."""
         return f"ssm_{self.id}_{entry}" if entry else f"ssm_{self.id}"
+
+    def _default(self, name: str, value: int) -> None:
+        """Give a field that was left at 0 its default; for constructors only."""
+        if getattr(self, name) == 0:
+            object.__setattr__(self, name, value)
 
     @property
     def template(self) -> str:

@@ -6,7 +6,17 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from pyharness.errors import NoKernel
-from pyharness.spec import DTYPE_BYTES, IO_DTYPES, MAX_GRID_X, PORTABLE_SHARED, Geometry, KernelSpec, Launch, Plan
+from pyharness.spec import (
+    DTYPE_BYTES,
+    IO_DTYPES,
+    MAX_GRID_X,
+    PORTABLE_SHARED,
+    Geometry,
+    KernelSpec,
+    Launch,
+    Plan,
+    power_of_two_at_least,
+)
 
 LAYOUTS = ("block", "slices", "interleaved", "padded", "swizzled", "tiled", "generic")
 #: Layouts whose block stages tokens by chunk and gives one row to a group of lanes.
@@ -19,13 +29,9 @@ STAGING_BUDGET = 32 * 1024
 MAX_BATCH = 8
 
 
-def _power_of_two_at_least(value: int) -> int:
-    return 1 << (value - 1).bit_length()
-
-
 def default_lanes(d_state: int) -> int:
     """The power of two that covers d_state at 32 columns a lane."""
-    return min(32, _power_of_two_at_least(-(-d_state // 32)))
+    return min(32, power_of_two_at_least(-(-d_state // 32)))
 
 
 def slice_columns(d_state: int, lanes: int) -> int:
@@ -84,25 +90,21 @@ class RecurrentSpec(KernelSpec):
             raise NoKernel(f"no recurrent kernel with {self.fields()}: {reason}")
 
     def _fill(self) -> None:
-        def default(name: str, value: int) -> None:
-            if getattr(self, name) == 0:
-                object.__setattr__(self, name, value)
-
         known = self.layout in LAYOUTS and self.io in IO_DTYPES and 1 <= self.d_state <= MAX_D_STATE
         if not known or self.layout in ("block", "generic"):
             return
         if self.layout == "tiled":
-            default("lanes", min(32, _power_of_two_at_least(-(-self.d_state // 4))))
+            self._default("lanes", min(32, power_of_two_at_least(-(-self.d_state // 4))))
             if self.lanes > 0:
                 row_tile = min(4, self.lanes, max(1, 32 // self.slice))
-                default("warps", min(8, max(1, 32 * self.lanes // (32 * row_tile))))
-                default("rows", 32 * self.warps // self.lanes * row_tile)
-                default("chunk", self._longest_chunk())
+                self._default("warps", min(8, max(1, 32 * self.lanes // (32 * row_tile))))
+                self._default("rows", 32 * self.warps // self.lanes * row_tile)
+                self._default("chunk", self._longest_chunk())
             return
-        default("lanes", default_lanes(self.d_state))
+        self._default("lanes", default_lanes(self.d_state))
         if self.lanes > 0:
-            default("rows", max(1, min(64, 128 // self.lanes)))
-            default("chunk", default_chunk(self.d_state, self.lanes, self.rows, self.layout))
+            self._default("rows", max(1, min(64, 128 // self.lanes)))
+            self._default("chunk", default_chunk(self.d_state, self.lanes, self.rows, self.layout))
 
     def _invalid(self) -> str:
         if self.layout not in LAYOUTS:
@@ -192,7 +194,7 @@ class RecurrentSpec(KernelSpec):
     @property
     def threads(self) -> int:
         if self.layout == "block":
-            return max(32, _power_of_two_at_least(self.d_state))
+            return max(32, power_of_two_at_least(self.d_state))
         if self.layout == "generic":
             return 128
         return 32 * self.warps if self.layout == "tiled" else self.rows * self.lanes

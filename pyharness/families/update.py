@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from pyharness.errors import NoKernel
-from pyharness.spec import DTYPE_BYTES, IO_DTYPES, MAX_GRID_X, Geometry, KernelSpec, Launch, Plan
+from pyharness.spec import DTYPE_BYTES, IO_DTYPES, MAX_GRID_X, Geometry, KernelSpec, Launch, Plan, power_of_two_at_least
 
 STATE_DTYPES = ("f32", "bf16", "f16", "i8")
 #: The longest sequence that a launch is planned for; the kernel itself takes any length.
@@ -18,10 +18,6 @@ MAX_ELEMENTS = 64
 MAX_PIECES = 16
 MAX_WARPS = 8
 _ACCESS_BYTES = 16
-
-
-def _power_of_two_at_least(value: int) -> int:
-    return 1 << (value - 1).bit_length()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,16 +54,12 @@ class UpdateSpec(KernelSpec):
             raise NoKernel(f"no update kernel with {self.fields()}: {reason}")
 
     def _fill(self) -> None:
-        def default(name: str, value: int) -> None:
-            if getattr(self, name) == 0:
-                object.__setattr__(self, name, value)
-
-        default("lanes", min(32, _power_of_two_at_least(-(-self.d_state // self.piece))))
-        default("warps", 2)
-        default("chunk", 1)
+        self._default("lanes", min(32, power_of_two_at_least(-(-self.d_state // self.piece))))
+        self._default("warps", 2)
+        self._default("chunk", 1)
         if self.lanes > 0 and self.warps > 0:
             tile = min(4, self.lanes, max(1, 32 // self.slice))
-            default("rows", 32 * self.warps // self.lanes * (1 << (tile.bit_length() - 1)))
+            self._default("rows", 32 * self.warps // self.lanes * (1 << (tile.bit_length() - 1)))
 
     def _invalid(self) -> str:
         if self.io not in IO_DTYPES:
