@@ -29,7 +29,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from pyharness import manifest
+from pyharness import manifest, toolchain
 from pyharness.errors import NoKernel
 from pyharness.families import FAMILIES
 from pyharness.problem import ScanProblem
@@ -301,7 +301,7 @@ def refreshed_table(table: Table, benches: Path = BENCHES) -> Table:
 def refresh() -> None:
     """Bring generated/selection.json in line with the stored benches."""
     document = table_document(refreshed_table(committed_table()))
-    TABLE_PATH.write_text(json.dumps(document, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+    toolchain.publish(TABLE_PATH, (json.dumps(document, indent=1, sort_keys=True) + "\n").encode())
     committed_table.cache_clear()
 
 

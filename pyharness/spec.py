@@ -60,6 +60,12 @@ class Geometry:
     longest: int = -1
 
 
+def rows_grid(geometry: Geometry, rows: int) -> tuple[int, int, int]:
+    """The grid of the rule "rows": a block a (sequence, head, run of rows), at least one sequence's."""
+    blocks = max(geometry.sequences, 1) * geometry.heads * -(-geometry.head_dim // rows)
+    return (min(blocks, MAX_GRID_X), 1, 1)
+
+
 @dataclass(frozen=True)
 class Launch:
     """One kernel launch of a plan: symbol, grid and block in blocks and threads, dynamic shared memory in bytes."""

@@ -9,13 +9,13 @@ from pyharness.errors import NoKernel
 from pyharness.spec import (
     DTYPE_BYTES,
     IO_DTYPES,
-    MAX_GRID_X,
     PORTABLE_SHARED,
     Geometry,
     KernelSpec,
     Launch,
     Plan,
     power_of_two_at_least,
+    rows_grid,
 )
 
 LAYOUTS = ("block", "slices", "interleaved", "padded", "swizzled", "tiled", "generic")
@@ -27,6 +27,7 @@ MAX_CHUNK = 64
 MAX_BLOCK_ELEMENTS = 8192
 STAGING_BUDGET = 32 * 1024
 MAX_BATCH = 8
+MAX_WARPS = 8
 
 
 def default_lanes(d_state: int) -> int:
@@ -97,7 +98,7 @@ class RecurrentSpec(KernelSpec):
             self._default("lanes", min(32, power_of_two_at_least(-(-self.d_state // 4))))
             if self.lanes > 0:
                 row_tile = min(4, self.lanes, max(1, 32 // self.slice))
-                self._default("warps", min(8, max(1, 32 * self.lanes // (32 * row_tile))))
+                self._default("warps", min(MAX_WARPS, max(1, self.lanes // row_tile)))
                 self._default("rows", 32 * self.warps // self.lanes * row_tile)
                 self._default("chunk", self._longest_chunk())
             return
@@ -132,8 +133,8 @@ class RecurrentSpec(KernelSpec):
         if self.rows < 1:
             return f"rows must be at least 1, found {self.rows}"
         if self.layout == "tiled":
-            if not 1 <= self.warps <= 8:
-                return f"warps must be 1 to 8, found {self.warps}"
+            if not 1 <= self.warps <= MAX_WARPS:
+                return f"warps must be 1 to {MAX_WARPS}, found {self.warps}"
             if self.row_tile not in (1, 2, 4, 8) or self.row_tile * 32 * self.warps != self.rows * self.lanes:
                 return (
                     f"a lane must own 1, 2, 4 or 8 rows: rows * lanes / (32 * warps) is "
@@ -254,6 +255,5 @@ class RecurrentSpec(KernelSpec):
             chunk = default_chunk(geometry.d_state, lanes, rows, self.layout)
             shared = -(-4 * chunk * token_floats(geometry.d_state, lanes, rows, self.layout) // 16) * 16
             threads = rows * lanes
-        blocks = max(geometry.sequences, 1) * geometry.heads * -(-geometry.head_dim // max(rows, 1))
-        launch = Launch(self.symbol(), (min(blocks, MAX_GRID_X), 1, 1), (threads, 1, 1), shared)
+        launch = Launch(self.symbol(), rows_grid(geometry, max(rows, 1)), (threads, 1, 1), shared)
         return Plan((launch,), lanes=lanes, rows=rows, chunk=chunk)

@@ -6,7 +6,16 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from pyharness.errors import NoKernel
-from pyharness.spec import DTYPE_BYTES, IO_DTYPES, MAX_GRID_X, Geometry, KernelSpec, Launch, Plan, power_of_two_at_least
+from pyharness.spec import (
+    DTYPE_BYTES,
+    IO_DTYPES,
+    Geometry,
+    KernelSpec,
+    Launch,
+    Plan,
+    power_of_two_at_least,
+    rows_grid,
+)
 
 STATE_DTYPES = ("f32", "bf16", "f16", "i8")
 #: The longest sequence that a launch is planned for; the kernel itself takes any length.
@@ -124,11 +133,6 @@ class UpdateSpec(KernelSpec):
         return max(1, warps // self.warps)
 
     @property
-    def launch_bounds(self) -> str:
-        """The arguments of __launch_bounds__."""
-        return f"kThreads, {self.blocks}"
-
-    @property
     def threads(self) -> int:
         return 32 * self.warps
 
@@ -161,6 +165,5 @@ class UpdateSpec(KernelSpec):
         reason = self.refusal(geometry)
         if reason:
             raise NoKernel(f"{self.id}: {reason}")
-        blocks = max(geometry.sequences, 1) * geometry.heads * -(-geometry.head_dim // self.rows)
-        launch = Launch(self.symbol(), (min(blocks, MAX_GRID_X), 1, 1), (self.threads, 1, 1), 0)
+        launch = Launch(self.symbol(), rows_grid(geometry, self.rows), (self.threads, 1, 1), 0)
         return Plan((launch,))
