@@ -376,6 +376,17 @@ def many_channels(d_state: int, channels: int = 70_000) -> ScanProblem:
     return draw(11, Shape((2,), channels, 1, d_state), Options(per_column_a=True, state=None))
 
 
+def _sparse_rows(rows: Array, stride: int) -> Array:
+    """A copy of an array whose first axis is `stride` elements apart, over memory that costs nothing in between."""
+    item = rows.itemsize
+    span = ((rows.shape[0] - 1) * stride + math.prod(rows.shape[1:])) * item
+    memory: mmap.mmap = sparse_memory(span)
+    inner = [item * math.prod(rows.shape[axis + 1 :]) for axis in range(1, rows.ndim)]
+    copy: Array = np.ndarray(rows.shape, rows.dtype, memory, 0, (stride * item, *inner))
+    copy[...] = rows
+    return copy
+
+
 def huge_slot_stride(
     d_state: int, stride: int = 2**31 + 64, *, head_dim: int = 3, io: str = "f32", state: str = "f32"
 ) -> ScanProblem:
@@ -385,26 +396,31 @@ def huge_slot_stride(
 
     Args:
         d_state, head_dim, io, state: as a kernel wants them.
-        stride: elements between slots; the pool spans three times as many, of which only the slots themselves take
-            memory.
+        stride: elements between slots.
     """
-    shape = Shape((3, 2), 2, head_dim, d_state)
-    problem = draw(12, shape, Options(io=io, state=state, dt_f32=True, spare=0))
+    problem = draw(12, Shape((3, 2), 2, head_dim, d_state), Options(io=io, state=state, dt_f32=True, spare=0))
     assert problem.state is not None
-    inner, dtype = problem.state.shape[1:], problem.state.dtype
-    memory: mmap.mmap = sparse_memory((3 * stride + math.prod(inner)) * dtype.itemsize)
-    strides = (dtype.itemsize * stride, *problem.state[0].strides)
-    pool: Array = np.ndarray((4, *inner), dtype, memory, 0, strides)
     rng = np.random.default_rng(13)
-    pool[...] = rng.integers(-127, 128, pool.shape) if state == "i8" else rng.standard_normal(pool.shape).astype(dtype)
-    scale = rng.uniform(0.01, 0.03, pool.shape[:3]).astype(np.float32) if state == "i8" else None
+    shape = (4, *problem.state.shape[1:])
+    drawn = rng.integers(-127, 128, shape) if state == "i8" else rng.standard_normal(shape)
+    scale = rng.uniform(0.01, 0.03, shape[:3]).astype(np.float32) if state == "i8" else None
     return replace(
         problem,
-        state=pool,
+        state=_sparse_rows(drawn.astype(problem.state.dtype), stride),
         state_scale=scale,
         read_slots=np.array([1, 0], np.int32),
         write_slots=np.array([1, 2], np.int32),
         checkpoint_slots=np.array([-1, -1, -1, 3, -1], np.int32),
+    )
+
+
+def huge_token_stride(
+    d_state: int, stride: int = 2**31 + 64, *, head_dim: int = 3, io: str = "f32", state: str = "f32"
+) -> ScanProblem:
+    """Two tokens so far apart in x, dt, B, C and z that token x stride passes 2^31 elements, over sparse memory."""
+    problem = draw(16, Shape((1, 1), 2, head_dim, d_state), Options(io=io, state=state, dt_f32=True, z=True))
+    return replace(
+        problem, **{name: _sparse_rows(getattr(problem, name), stride) for name in ("x", "dt", "B", "C", "z")}
     )
 
 

@@ -16,7 +16,7 @@ import numpy as np
 from pyharness import cases
 from pyharness.cases import Case, Options, Shape, draw
 from pyharness.problem import ScanProblem
-from pyharness.spec import Geometry, KernelSpec
+from pyharness.spec import DTYPE_BYTES, Geometry, KernelSpec
 
 #: Boundaries are put at every place of a chunk up to this one, and at the last ones.
 _LONGEST_RUN = 40
@@ -71,12 +71,15 @@ def _case(name: str, shape: Shape, options: Options) -> Case:
     return Case(name, lambda: draw(cases.seed_of(name), shape, options))
 
 
-def slot_offsets(place: Place) -> Iterator[Case]:
-    """Slot times stride in 32 bits: by elements and by bytes, signed and unsigned, read, written and checkpointed."""
-    item = {"f32": 4, "bf16": 2, "f16": 2, "i8": 1}[place.state]
-    for what, stride in (("elements", 2**31 + 64), ("bytes", 2**31 // item + 64)):
-        types: dict[str, Any] = {"head_dim": place.head_dim, "io": place.io, "state": place.state}
-        yield Case(f"slots 2^31 {what} apart", partial(cases.huge_slot_stride, place.d_state, stride, **types))
+def offsets(place: Place) -> Iterator[Case]:
+    """Slot or token times stride in 32 bits, by elements and by bytes; slots are read, written and checkpointed."""
+    types: dict[str, Any] = {"head_dim": place.head_dim, "io": place.io, "state": place.state}
+    for what, make, kind in (
+        ("slots", cases.huge_slot_stride, place.state),
+        ("tokens", cases.huge_token_stride, place.io),
+    ):
+        for unit, stride in (("elements", 2**31 + 64), ("bytes", 2**31 // DTYPE_BYTES[kind] + 64)):
+            yield Case(f"{what} 2^31 {unit} apart", partial(make, place.d_state, stride, **types))
 
 
 def decays(place: Place) -> Iterator[Case]:
@@ -177,7 +180,7 @@ def _fresh_over(place: Place, bad: float | None) -> ScanProblem:
 
 #: Each kind by its name, with the problems for a kernel.
 FAULTS: dict[str, Fault] = {
-    "slot offset in 32 bits": slot_offsets,
+    "offset in 32 bits": offsets,
     "decay above 1 at large A": decays,
     "boundary inside a chunk": boundaries,
     "length that is no multiple of the chunk": lengths,

@@ -76,12 +76,12 @@ def kernels_for(family: str, calls: Sequence[ScanProblem], chunk: int, backend: 
     Args:
         chunk: the peer's chunk, for kernels that can take it.
     """
-    first = calls[0]
-    key = (first.d_state, first.io, first.state_dtype)
+    call = calls[0]
+    key = (call.d_state, call.io, call.state_dtype)
     found = [
         spec
-        for spec in variants(family, *key, head_dim=first.head_dim, chunk=chunk)
-        if not any(mismatch(Features.of(call), spec) for call in calls)
+        for spec in variants(family, *key, head_dim=call.head_dim, chunk=chunk)
+        if not any(mismatch(Features.of(each), spec) for each in calls)
     ]
     if not found:
         return ()
@@ -91,10 +91,13 @@ def kernels_for(family: str, calls: Sequence[ScanProblem], chunk: int, backend: 
 
         _, target, _ = device.identity()
         # Some configurations spill; the next one of the family is taken then.
-        dealt = next((spec for spec in [*found[place:], *found[:place]] if launches_on(spec, target)), found[0])
-        return tuple({each.id: each for each in (found[0], dealt)}.values())
+        default, dealt = (
+            next((spec for spec in [*found[first:], *found[:first]] if launches_on(spec, target)), None)
+            for first in (0, place)
+        )
+        return tuple({each.id: each for each in (default, dealt) if each is not None}.values())
     spec = found[place]
-    updates = max(call.tokens for call in calls) * first.heads * first.head_dim * first.d_state
+    updates = max(each.tokens for each in calls) * call.heads * call.head_dim * call.d_state
     return (found[0] if getattr(spec, "layout", "") == "block" and updates > _MOST_BLOCK_UPDATES else spec,)
 
 
