@@ -419,9 +419,9 @@ def huge_token_stride(
 ) -> ScanProblem:
     """Two tokens so far apart in x, dt, B, C and z that token x stride passes 2^31 elements, over sparse memory."""
     problem = draw(16, Shape((1, 1), 2, head_dim, d_state), Options(io=io, state=state, dt_f32=True, z=True))
-    return replace(
-        problem, **{name: _sparse_rows(getattr(problem, name), stride) for name in ("x", "dt", "B", "C", "z")}
-    )
+    names = ("x", "dt", "B", "C", "z")
+    spread: dict[str, Any] = {name: _sparse_rows(getattr(problem, name), stride) for name in names}
+    return replace(problem, **spread)
 
 
 def ancestor_cases(d_state: int, *, reduce: bool = False, io: str = "f32", state: str = "f32") -> Iterator[Case]:
