@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import os
+import random
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -325,6 +326,9 @@ def replay_all(
     say = tell or (lambda _: None)
     wanted = tuple(families) or tuple(FAMILIES)
     jobs = [(each.key, number) for each in SUITES for number, _ in enumerate(each.cases())]
+    if backend != EMULATOR:
+        # Neighbours share kernels: side by side, all processes would compile the same one.
+        random.Random(0).shuffle(jobs)
     outcomes: list[Outcome] = []
     count = workers or min(os.cpu_count() or 1, _MOST_WORKERS)
     # A forked child cannot use a CUDA context of its parent.
