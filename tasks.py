@@ -6,13 +6,16 @@ import functools
 import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime, timezone
+from pathlib import Path
 from typing import Any
 
 from invoke import Collection, Context, Exit, task
 
 from pyharness import build as builder
 from pyharness import doctor as doctors
-from pyharness import golden, gpus, measure, report, suite
+from pyharness import fuzz as fuzzing
+from pyharness import golden, gpus, measure, proof, replay, report, suite
 from pyharness import lint as linter
 from pyharness import select as selection
 from pyharness import vet as vetting
@@ -265,6 +268,89 @@ def go_(_c: Context, arch: str = "sm_90", kernels: str = "") -> None:
     print(f"to run it, copy that one file to a machine with a GPU for {target}: ./{binary.name} -test.v")
 
 
+def _place(backend: str) -> tuple[str, dict[str, Any]]:
+    """Under which name results of a backend are stored, and what is said of it there."""
+    if backend != "gpu":
+        return replay.EMULATOR, {}
+    found = gpus.driver()
+    today = datetime.now(timezone.utc).date().isoformat()
+    about = {"device": found.gpus[0].name, "driver": found.version, "date": today}
+    return report.device_slug(found.gpus[0].name), about
+
+
+@_command(
+    help={
+        "backend": "emulator (heads and batch cut) or gpu (in full)",
+        "family": "only kernels of this family; what is stored of others is kept",
+        "jobs": "processes; default: one a core",
+        "page": "run nothing: bring docs/proof.md in line with what is stored",
+        "json": "print JSON",
+    }
+)
+def peers(
+    _c: Context,
+    backend: str = replay.EMULATOR,
+    family: str = "",
+    jobs: str = "",
+    page: bool = False,
+    json_: bool = False,
+) -> None:
+    """Replay the test suites of other packages on our kernels, store the table and show it in docs/proof.md."""
+    if page:
+        print("docs/proof.md changed" if proof.write_page() else "docs/proof.md is what is stored")
+        return
+    fuzzing.require_backend(backend)
+    rows, failed = replay.replay_all(backend, [family] if family else [], _whole("jobs", jobs), _tell)
+    _show([vars(row) for row in rows], json_)
+    if failed:
+        raise Exit(f"error: {len(failed)} cases failed, nothing is stored; the first: {failed[0]}", code=1)
+    place, about = _place(backend)
+    replay.store(place, rows, about)
+    proof.write_page()
+
+
+@_command(
+    help={
+        "minutes": "how long",
+        "problems": "stop after so many as well",
+        "seed": "the same seed draws the same problems",
+        "backend": "emulator or gpu",
+        "family": "only kernels of this family",
+        "store": "add the run to those of docs/proof.md",
+        "replay": "run one failure again: a file that an earlier run wrote",
+        "json": "print JSON",
+    }
+)
+def fuzz(
+    _c: Context,
+    minutes: str = "1",
+    problems: str = "",
+    seed: str = "0",
+    backend: str = "",
+    family: str = "",
+    store: bool = False,
+    replay: str = "",
+    json_: bool = False,
+) -> None:
+    """Draw hostile problems, compare a backend with the oracle, and write what fails to build/fuzz."""
+    if replay:
+        kernel, found = fuzzing.replay(Path(replay), backend or None)
+        print(f"{kernel}: {found or 'right'}")
+        if found:
+            raise Exit("it still fails", code=1)
+        return
+    where = backend or "emulator"
+    tally = fuzzing.fuzz(
+        _whole("minutes", minutes), _whole("seed", seed), where, family or None, _whole("problems", problems), _tell
+    )
+    _show(tally.rows(), json_)
+    if store:
+        proof.store_fuzz(_place(where)[0], tally)
+        proof.write_page()
+    if tally.failures:
+        raise Exit(f"{len(tally.failures)} failures, to be run again with invoke fuzz --replay FILE", code=1)
+
+
 @_command(help={"install-pycuda": "build and install PyCUDA and cuda-bindings first", "json": "print JSON"})
 def doctor(_c: Context, install_pycuda: bool = False, json_: bool = False) -> None:
     """Print what is here and, for each thing missing, the command that brings it."""
@@ -295,4 +381,4 @@ def clean(_c: Context) -> None:
         print(f"removed {folder.relative_to(builder.ROOT)}/")
 
 
-ns = Collection(generate, build, test, vet, bench, select_, go_, doctor, lint, clean)
+ns = Collection(generate, build, test, vet, bench, select_, go_, peers, fuzz, doctor, lint, clean)

@@ -1,4 +1,4 @@
-"""Named problems: real models, the peers' suites, edges, and the drawing of all of them.
+"""Named problems: real models and edges, and the drawing of all problems.
 
 Inputs are drawn so that a wrong index cannot pass: every array differs at every index, everything that must not be read
 (gaps between rows and slots, slots that nothing names, slots of fresh sequences) holds NaN, and pools are larger than
@@ -209,21 +209,11 @@ def _pool(rng: Generator, shape: Shape, o: Options) -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
-class Tolerance:
-    """A peer's own tolerance: |out - oracle| <= atol + rtol |oracle|, or a normalised mean square error."""
-
-    rtol: float = 0.0
-    atol: float = 0.0
-    nmse: float = 0.0
-
-
-@dataclass(frozen=True)
 class Case:
     """A named problem, built when asked for."""
 
     name: str
     build: Callable[[], ScanProblem]
-    tolerance: Tolerance | None = None
 
 
 @dataclass(frozen=True)
@@ -276,11 +266,11 @@ _REDUCED_CHANNELS = 37
 _REDUCED_BATCH = 3
 
 
-def reduced(shape: Shape) -> Shape:
-    """A shape with fewer heads and sequences; d_state, head_dim, groups and the lengths that remain are kept."""
+def reduced(shape: Shape, *, batch: bool = True) -> Shape:
+    """A shape with fewer heads and, if asked, sequences; d_state, head_dim, groups and the other lengths are kept."""
     ratio = _REDUCED_CHANNELS if shape.head_dim == 1 else _REDUCED_RATIO
     heads = shape.groups * min(ratio, shape.heads // shape.groups)
-    return replace(shape, lengths=shape.lengths[:_REDUCED_BATCH], heads=heads)
+    return replace(shape, lengths=shape.lengths[:_REDUCED_BATCH] if batch else shape.lengths, heads=heads)
 
 
 def model_cases(
@@ -292,127 +282,17 @@ def model_cases(
         options = Options(
             io=io, state=state, dt_f32=True, per_column_a=model.mamba1, z=model.mamba1, fresh="mixed", packed=True
         )
-        yield _case(f"{model.name} {io} {state}", shape, options, None, reduce)
+        yield _case(f"{model.name} {io} {state}", shape, options, reduce)
 
 
-def _case(name: str, shape: Shape, options: Options, tolerance: Tolerance | None, reduce: bool) -> Case:
+def _case(name: str, shape: Shape, options: Options, reduce: bool) -> Case:
     used = reduced(shape) if reduce else shape
-    return Case(name, lambda: draw(_seed(name), used, options), tolerance)
+    return Case(name, lambda: draw(seed_of(name), used, options))
 
 
-def _seed(name: str) -> int:
+def seed_of(name: str) -> int:
     """A number that depends on the name alone, the same in every run."""
     return zlib.crc32(name.encode())
-
-
-def peer_cases(*, reduce: bool = False) -> Iterator[Case]:
-    """The peers' own suites, as far as f32 arithmetic takes them; `reduce` cuts heads and batch only."""
-    for suite in (_ggml, _state_update, _state_update_slots, _selective_scan, _flashinfer, _ssd, _varlen):
-        for name, shape, options, tolerance in suite():
-            yield _case(name, shape, options, tolerance, reduce)
-
-
-_Drawn = Iterator[tuple[str, Shape, Options, Tolerance]]
-
-
-def _ggml() -> _Drawn:
-    limit = Tolerance(nmse=1e-7)
-    ggml = Options(spread="ggml", D=False, dt_bias=False)
-    mamba1 = replace(ggml, per_column_a=True)
-    yield "ggml ssm_scan mamba1 n16", Shape((32,) * 4, 1024, 1, 16), mamba1, limit
-    yield "ggml ssm_scan n128", Shape((32,) * 4, 16, 64, 128, 2), ggml, limit
-    yield "ggml ssm_scan n256", Shape((32,) * 4, 8, 64, 256, 2), ggml, limit
-    yield "ggml ssm_scan n128 overlapping", Shape((16,) * 2, 4, 128, 128, 4), replace(ggml, packed=True), limit
-    yield "ggml ssm_scan n128 long", Shape((512,) * 2, 16, 64, 128, 2), replace(ggml, spread="peer"), limit
-
-
-def _state_update() -> _Drawn:
-    """selective_state_update of mamba-ssm: one token, Mamba-1 channels, then heads in groups."""
-    tolerances = {"f32": Tolerance(3e-4, 1e-3), "f16": Tolerance(5e-3, 1e-2), "bf16": Tolerance(1e-2, 5e-2)}
-    grouped = {"f16": Tolerance(5e-3, 3e-2), "bf16": Tolerance(1e-2, 1e-1)}
-    for n in (16, 32, 64):
-        for io, tolerance in tolerances.items():
-            for channels in (2048, 2064, 4096):
-                for z in (False, True):
-                    name = f"mamba-ssm state_update n{n} {io} channels {channels} {'gated' if z else 'plain'}"
-                    options = Options(io=io, state=io, per_column_a=True, z=z, slots="default")
-                    yield name, Shape((1, 1), channels, 1, n), options, tolerance
-        for io, tolerance in grouped.items():
-            for groups in (1, 2, 4):
-                name = f"mamba-ssm state_update n{n} {io} heads 32 groups {groups}"
-                yield name, Shape((1, 1), 32, 64, n, groups), Options(io=io, state=io, slots="default"), tolerance
-
-
-def _state_update_slots() -> _Drawn:
-    """selective_state_update over a pool: mamba-ssm's 16 of 160 slots, vLLM's padding, variable lengths and drafts."""
-    for n in (16, 64):
-        bf16 = Options(io="bf16", state="bf16")
-        name = f"mamba-ssm state_update n{n} 16 of 160 slots"
-        yield name, Shape((1,) * 16, 64, 64, n), replace(bf16, spare=128), Tolerance(6e-2, 6e-2)
-        padded = replace(bf16, padding=2, spare=14)
-        yield f"vllm state_update n{n} padded", Shape((1,) * 8, 64, 64, n), padded, Tolerance(1e-1, 1e-1)
-        varlen = Tolerance(5e-2, 1.5e-1)
-        yield f"vllm state_update n{n} varlen", Shape((3, 1, 4, 2), 64, 64, n), bf16, varlen
-        drafts = replace(bf16, checkpoints=1, slots="moved")
-        yield f"vllm state_update n{n} accepted 0 and max", Shape((0, 4, 4), 64, 64, n), drafts, varlen
-
-
-def _selective_scan() -> _Drawn:
-    tolerances = {"f32": Tolerance(6e-4, 2e-3), "f16": Tolerance(3e-3, 5e-3), "bf16": Tolerance(3e-2, 5e-2)}
-    for tokens in (8, 16, 32, 64, 128, 256, 372, 512, 784, 1024, 1134, 2048, 4096):
-        for io, tolerance in tolerances.items():
-            options = Options(io=io, state="f32", per_column_a=True, z=True, fresh="all")
-            yield f"mamba-ssm selective_scan n8 {io} tokens {tokens}", Shape((tokens,) * 2, 4, 1, 8), options, tolerance
-
-
-def _flashinfer() -> _Drawn:
-    tolerance = Tolerance(1e-2, 1e-3)
-    for n in (64, 96, 128, 256):
-        for heads, head_dim, groups in ((8, 64, 1), (8, 128, 2), (8, 64, 4), (64, 64, 8), (64, 64, 16), (64, 128, 64)):
-            slot = heads * head_dim * n
-            for batch, tokens in ((1, 1), (64, 1), (2, 2), (2, 4), (2, 8)):
-                name = (
-                    f"flashinfer state_update n{n} p{head_dim} groups {groups} of {heads} batch {batch} tokens {tokens}"
-                )
-                shape = Shape((tokens,) * batch, heads, head_dim, n, groups)
-                yield name, shape, Options(io="bf16", state="bf16", slot_gap=slot), tolerance
-
-
-def _ssd() -> _Drawn:
-    flash = Tolerance(7e-2, 7e-2)
-    fresh = Options(io="bf16", fresh="all")
-    lengths: tuple[int, ...]
-    for lengths in ((128, 256, 128), (80, 176)):
-        yield f"flashinfer ssd lengths {lengths}", Shape(lengths, 8, 64, 128, 8), fresh, flash
-    vllm = Tolerance(1e-3, 1e-3)
-    plain = Options(fresh="all", D=False)
-    for heads in (3, 4, 11, 16, 32):
-        for width in (5, 8, 19, 32, 128):
-            for tokens in (119, 128):
-                # vLLM gives every head its own B and C, as wide as the head.
-                shape = Shape((tokens,), heads, width, width, heads)
-                yield f"vllm ssd heads {heads} p{width} n{width} tokens {tokens}", shape, plain, vllm
-    resumed = Options(fresh="mixed", D=False)
-    for lengths in (
-        (64, 32) * 2,
-        (32, 32) * 3,
-        (8, 8) * 3,
-        (4, 4) * 4,
-        (64, 32, 16, 8, 8),
-        (11, 4),
-        (13, 23),
-        (19, 22),
-    ):
-        yield f"vllm ssd lengths {lengths}", Shape(lengths, 4, 8, 8, 4), resumed, vllm
-    for lengths in ((21, 15), (5, 1, 1, 1), (5, 30, 1, 2)):
-        yield f"vllm ssd lengths {lengths}", Shape(lengths, 4, 8, 8, 4), resumed, vllm
-
-
-def _varlen() -> _Drawn:
-    rng = np.random.default_rng(300)
-    lengths = tuple(int(n) for n in rng.integers(1, 200, 300))
-    for groups in (1, 2, 8, 64):
-        yield f"mamba-ssm varlen groups {groups}", Shape(lengths, 64, 64, 32, groups), Options(), Tolerance(1e-2, 3e-3)
 
 
 def edge_cases(
@@ -430,7 +310,7 @@ def edge_cases(
 
     def case(name: str, shape: Shape, **options: Any) -> Case:
         sized = replace(shape, head_dim=head_dim or shape.head_dim)
-        return Case(name, lambda: draw(_seed(name), sized, Options(**({"io": io, "state": state} | options))))
+        return Case(name, lambda: draw(seed_of(name), sized, Options(**({"io": io, "state": state} | options))))
 
     # Every place within a short chunk; of a long one both ends and the middle.
     for first in (f for f in range(1, chunk + 1) if chunk <= 16 or f <= 8 or f > chunk - 8 or f == chunk // 2):
@@ -492,9 +372,9 @@ def tiny_steps(d_state: int) -> ScanProblem:
     )
 
 
-def many_sequences(d_state: int, sequences: int = 70_000) -> ScanProblem:
+def many_sequences(d_state: int, sequences: int = 70_000, *, head_dim: int = 1) -> ScanProblem:
     """More sequences than grid.y or grid.z can count, of one token each."""
-    return draw(10, Shape((1,) * sequences, 1, 1, d_state), Options(state=None))
+    return draw(10, Shape((1,) * sequences, 1, head_dim, d_state), Options(state=None))
 
 
 def many_channels(d_state: int, channels: int = 70_000) -> ScanProblem:
@@ -502,22 +382,52 @@ def many_channels(d_state: int, channels: int = 70_000) -> ScanProblem:
     return draw(11, Shape((2,), channels, 1, d_state), Options(per_column_a=True, state=None))
 
 
-def huge_slot_stride(d_state: int, stride: int = 2**31 + 64) -> ScanProblem:
+def _sparse_rows(rows: Array, stride: int) -> Array:
+    """A copy of an array whose first axis is `stride` elements apart, over memory that costs nothing in between."""
+    item = rows.itemsize
+    span = ((rows.shape[0] - 1) * stride + math.prod(rows.shape[1:])) * item
+    memory: mmap.mmap = sparse_memory(span)
+    inner = [item * math.prod(rows.shape[axis + 1 :]) for axis in range(1, rows.ndim)]
+    copy: Array = np.ndarray(rows.shape, rows.dtype, memory, 0, (stride * item, *inner))
+    copy[...] = rows
+    return copy
+
+
+def huge_slot_stride(
+    d_state: int, stride: int = 2**31 + 64, *, head_dim: int = 3, io: str = "f32", state: str = "f32"
+) -> ScanProblem:
     """Slots so far apart that slot x stride passes 2^31 elements at slot 1 and 2^32 at slot 2, over sparse memory.
 
+    One sequence reads slot 1 and ends there, one goes from slot 0 to slot 2, and a state on its way is kept in slot 3.
+
     Args:
-        d_state: columns.
-        stride: elements between slots; the pool spans twice as many, of which only the slots themselves take memory.
+        d_state, head_dim, io, state: as a kernel wants them.
+        stride: elements between slots.
     """
-    shape = Shape((3, 2), 2, 3, d_state)
-    problem = draw(12, shape, Options(spare=0))
+    problem = draw(12, Shape((3, 2), 2, head_dim, d_state), Options(io=io, state=state, dt_f32=True, spare=0))
     assert problem.state is not None
-    inner = problem.state.shape[1:]
-    memory: mmap.mmap = sparse_memory((2 * stride + math.prod(inner)) * 4)
-    pool: Array = np.ndarray((3, *inner), np.float32, memory, 0, (4 * stride, *problem.state[0].strides))
-    pool[...] = np.random.default_rng(13).standard_normal(pool.shape)
-    read, write = np.array([1, 0], np.int32), np.array([1, 2], np.int32)
-    return replace(problem, state=pool, read_slots=read, write_slots=write)
+    rng = np.random.default_rng(13)
+    shape = (4, *problem.state.shape[1:])
+    drawn = rng.integers(-127, 128, shape) if state == "i8" else rng.standard_normal(shape)
+    scale = rng.uniform(0.01, 0.03, shape[:3]).astype(np.float32) if state == "i8" else None
+    return replace(
+        problem,
+        state=_sparse_rows(drawn.astype(problem.state.dtype), stride),
+        state_scale=scale,
+        read_slots=np.array([1, 0], np.int32),
+        write_slots=np.array([1, 2], np.int32),
+        checkpoint_slots=np.array([-1, -1, -1, 3, -1], np.int32),
+    )
+
+
+def huge_token_stride(
+    d_state: int, stride: int = 2**31 + 64, *, head_dim: int = 3, io: str = "f32", state: str = "f32"
+) -> ScanProblem:
+    """Two tokens so far apart in x, dt, B, C and z that token x stride passes 2^31 elements, over sparse memory."""
+    problem = draw(16, Shape((1, 1), 2, head_dim, d_state), Options(io=io, state=state, dt_f32=True, z=True))
+    names = ("x", "dt", "B", "C", "z")
+    spread: dict[str, Any] = {name: _sparse_rows(getattr(problem, name), stride) for name in names}
+    return replace(problem, **spread)
 
 
 def ancestor_cases(d_state: int, *, reduce: bool = False, io: str = "f32", state: str = "f32") -> Iterator[Case]:

@@ -238,13 +238,17 @@ def sample_listing(folder: Path = manifest.FOLDER) -> list[dict[str, Any]]:
     return rows
 
 
-def _between(text: str, name: str, content: str) -> str:
-    """A text with other content between its lines `<!-- NAME -->` and `<!-- /NAME -->`."""
+def between(text: str, name: str, content: str, page: str = "README.md") -> str:
+    """A text with other content between its lines `<!-- NAME -->` and `<!-- /NAME -->`.
+
+    Raises:
+        SsmError: it has not these lines; the message names the page.
+    """
     first, last = f"<!-- {name} -->", f"<!-- /{name} -->"
     before, found, rest = text.partition(first)
     _, ended, after = rest.partition(last)
     if not found or not ended:
-        raise SsmError(f"README.md: the lines {first} and {last} were wanted, found {text.count(first)} of the first")
+        raise SsmError(f"{page}: the lines {first} and {last} were wanted, found {text.count(first)} of the first")
     return f"{before}{first}\n{content}\n{last}{after}"
 
 
@@ -254,8 +258,8 @@ def refreshed_readme(text: str, suite: str, folder: Path = BENCH, rows: Path = m
     Raises:
         SsmError: nothing is stored, or the README has not the markers.
     """
-    text = _between(text, f"bench:{suite}", readme_table(suite, folder))
-    return _between(text, "listing", f"```\n{table(sample_listing(rows))}\n```")
+    text = between(text, f"bench:{suite}", readme_table(suite, folder))
+    return between(text, "listing", f"```\n{table(sample_listing(rows))}\n```")
 
 
 def write_readme(suite: str, path: Path = README, folder: Path = BENCH, rows: Path = manifest.FOLDER) -> bool:

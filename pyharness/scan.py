@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -135,8 +136,6 @@ def run_emulator(
         EmulatorError: the kernel broke a rule (a race, an access outside a buffer, an output not stored to, ...).
     """
     from pyharness.emulator import EmulatorBuffer, EmulatorLaunch, run
-    from pyharness.render import render
-    from pyharness.toolchain import cuda_include_dirs
 
     plan = spec.plan(problem.geometry)
     results = outputs(problem) if results is None else results
@@ -144,15 +143,30 @@ def run_emulator(
     buffers = [EmulatorBuffer(b.name, b.array, b.writable, b.initialised, b.must_write) for b in binding.buffers]
     launches = [EmulatorLaunch(step.entry, step.grid, step.block, step.shared_bytes) for step in plan.launches]
     run(
-        render(spec) if source is None else source,
+        _source(spec) if source is None else source,
         launches,
         buffers,
         binding.pack,
         seed=seed,
         resident_blocks=resident_blocks,
-        include_dirs=cuda_include_dirs(),
+        include_dirs=_include_dirs(),
     )
     return results
+
+
+@cache
+def _include_dirs() -> tuple[Path, ...]:
+    from pyharness.toolchain import cuda_include_dirs
+
+    return tuple(cuda_include_dirs())
+
+
+@lru_cache(maxsize=64)
+def _source(spec: KernelSpec) -> str:
+    """What a spec renders to; a kernel that runs many problems is rendered once."""
+    from pyharness.render import render
+
+    return render(spec)
 
 
 def _run_gpu(problem: ScanProblem, spec: KernelSpec) -> Outputs:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import functools
+import itertools
 import json
 import shutil
 import subprocess
@@ -27,6 +28,7 @@ from pyharness.device import Device, get, image_target
 from pyharness.errors import DeviceError, NoKernel, SsmError
 from pyharness.families import RecurrentSpec, UpdateSpec
 from pyharness.oracle import OracleResult, oracle
+from pyharness.peer_suites import DECODE_SUITES
 from pyharness.problem import ScanProblem
 from pyharness.report import device_slug
 from pyharness.scan import ScanResult, scan
@@ -93,8 +95,11 @@ def _runs(spec: KernelSpec, case: Case) -> bool:
 
 def decode_cases(spec: KernelSpec) -> Iterator[Case]:
     """The peers' decode suites that a kernel runs; heads and batch are cut, for the oracle's sake."""
-    for case in cases.peer_cases(reduce=True):
-        if "state_update" in case.name and _runs(spec, case):
+    for replay in itertools.chain.from_iterable(suite.cases() for suite in DECODE_SUITES):
+        if (replay.shape.d_state, replay.options.io, replay.options.state) != (spec.d_state, spec.io, spec.state):
+            continue
+        case = Case(replay.name, functools.partial(replay.problem, reduce=True))
+        if _runs(spec, case):
             yield case
 
 

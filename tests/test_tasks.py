@@ -12,13 +12,14 @@ import pytest
 from invoke import Context, Exit
 
 import tasks
-from pyharness import build, doctor, gpus, lint, listing, suite
+from pyharness import build, doctor, gpus, lint, listing, problem_file, suite
+from pyharness.cases import Shape, draw
 from pyharness.errors import DeviceError
 from pyharness.families import RecurrentSpec
 from pyharness.toolchain import ROOT
 
 H200 = gpus.Driver("580.65.06", "13.0", (gpus.Gpu("NVIDIA H200", 9, 0),))
-TASKS = ("generate", "build", "test", "vet", "bench", "select", "go", "doctor", "lint", "clean")
+TASKS = ("generate", "build", "test", "vet", "bench", "select", "go", "peers", "fuzz", "doctor", "lint", "clean")
 
 
 def invoke(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -242,3 +243,27 @@ def test_ci_runs_the_test_command_of_the_readme() -> None:
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     assert "pip install uv && uv run invoke test\n" in readme
     assert script[-2:] == ["uv run invoke test", "uv run invoke lint"]
+
+
+def test_fuzz_runs_counts_and_replays(tmp_path: Path) -> None:
+    shown = invoke("fuzz", "--minutes", "5", "--problems", "5", "--family", "update", "--seed", "3", "--json")
+    assert json.loads(shown.stdout) == [{"family": "update", "problems": 5, "kernels": 1, "failures": 0}]
+    kernel = "update_n16_l4_r64_w2_c1_f32_sf32"
+    problem = draw(1, Shape((2, 1), 2, 3, 16))
+    notes = {"kernel": kernel, "backend": "emulator", "seed": 1, "kind": "oracle"}
+    problem_file.save(tmp_path / "right.npz", problem, notes)
+    assert invoke("fuzz", "--replay", str(tmp_path / "right.npz")).stdout == f"{kernel}: right\n"
+    refused = invoke("fuzz", "--replay", str(tmp_path / "absent.npz"))
+    assert refused.returncode == 1
+    assert "a file of `invoke fuzz` was wanted" in refused.stderr
+    assert "family must be one of" in invoke("fuzz", "--family", "nothing").stderr
+
+
+def test_peers_refuses_what_cannot_run() -> None:
+    for arguments, message in (
+        (("--family", "nothing"), "family must be one of"),
+        (("--backend", "nothing"), "backend must be one of emulator, gpu"),
+    ):
+        refused = invoke("peers", *arguments)
+        assert refused.returncode == 1
+        assert message in refused.stderr

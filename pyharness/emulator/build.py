@@ -7,6 +7,7 @@ that share a cache never see half of one.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import os
 import platform
@@ -62,6 +63,11 @@ def _machine_flags() -> tuple[str, ...]:
         return ()
 
 
+@functools.cache
+def _version(compiler: str) -> bytes:
+    return subprocess.run([compiler, "--version"], capture_output=True, check=False).stdout
+
+
 def _run(command: Sequence[str], folder: Path) -> None:
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
     if done.returncode != 0:
@@ -113,7 +119,7 @@ def build(source: str, include_dirs: Sequence[Path], cache_dir: Path | None) -> 
             "the wheels nvidia-cuda-runtime, nvidia-cuda-crt and nvidia-cuda-cccl"
         )
     cache = cache_dir if cache_dir is not None else default_cache()
-    version = subprocess.run([compiler, "--version"], capture_output=True, check=False).stdout
+    version = _version(compiler)
     kernel_flags = [*_COMMON, *_KERNEL, *_machine_flags(), *(f for d in includes for f in ("-isystem", str(d)))]
     texts = [(_HERE / name).read_bytes() for name in (_HEADER, *_RUNTIME)]
     key = _digest(

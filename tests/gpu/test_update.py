@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import functools
+
 import pytest
 
-from pyharness import bitwise, build, cases, drift, manifest, scan, vet
+from pyharness import bitwise, build, drift, manifest, replay, scan, vet
 from pyharness.cases import Options, Shape, draw
 from pyharness.catalogue import CATALOGUE
-from pyharness.compare import compare, scaled_error
 from pyharness.device import get, image_target
 from pyharness.families import UpdateSpec
+from pyharness.oracle import oracle
+from pyharness.peer_suites import DECODE_SUITES, Suite
 from pyharness.spec import KernelSpec
 from tests.stochastic import assert_draws_are_fair
 
@@ -42,18 +45,16 @@ def test_configurations_have_the_same_bits_at_a_few_points() -> None:
     assert found["points"] == 8
 
 
-@pytest.mark.parametrize("part", range(4))
-def test_the_peers_decode_suites_agree_with_the_oracle(part: int) -> None:
+@pytest.mark.parametrize("suite", DECODE_SUITES, ids=[suite.key for suite in DECODE_SUITES])
+def test_the_peers_decode_suites_agree_with_the_oracle(suite: Suite) -> None:
     """In their own types, most of which the catalogue does not hold; by our bounds and by theirs."""
-    suites = [case for case in cases.peer_cases(reduce=True) if "state_update" in case.name]
-    for case in suites[part::4]:
-        problem, truth = vet.solved(case)
+    for case in suite.cases():
+        problem = case.problem(reduce=True)
         spec = UpdateSpec(d_state=problem.d_state, io=problem.io, state=problem.state_dtype)
-        result = scan(problem, spec.id, "gpu")
-        errors = compare(result, problem, truth)
-        assert errors.ok, f"{case.name}: {errors}"
-        assert case.tolerance is not None
-        assert scaled_error(result.y, truth.y, case.tolerance.rtol, case.tolerance.atol) <= 1, case.name
+        run = functools.partial(scan, kernel=spec.id, backend="gpu")
+        start = replay.Outcome(suite.key, spec.family, case.name, spec.id)
+        outcome = replay.judge(start, case, problem, run, oracle(problem))
+        assert outcome.passed, outcome
 
 
 @pytest.mark.parametrize("state", ["bf16", "f16"])
