@@ -12,7 +12,8 @@ from invoke import Collection, Context, Exit, task
 
 from pyharness import build as builder
 from pyharness import doctor as doctors
-from pyharness import golden, gpus, measure, report, suite
+from pyharness import emulator_proof, golden, gpus, measure, report, suite
+from pyharness import explain as explaining
 from pyharness import lint as linter
 from pyharness import select as selection
 from pyharness import vet as vetting
@@ -135,12 +136,24 @@ def _tell(what: str) -> None:
     help={
         "family": "prove only kernels of this family",
         "sanitize": "also run compute-sanitizer's four tools over a small set",
+        "emulator": "prove sources in the emulator instead of images on a GPU: those that have no proof yet",
         "device": "number of the GPU",
         "json": "print JSON",
     }
 )
-def vet(_c: Context, family: str = "", sanitize: bool = False, device: str = "0", json_: bool = False) -> None:
-    """Prove the catalogue on a GPU against the oracle and store the proofs in generated/vetting."""
+def vet(
+    _c: Context,
+    family: str = "",
+    sanitize: bool = False,
+    emulator: bool = False,
+    device: str = "0",
+    json_: bool = False,
+) -> None:
+    """Prove the catalogue on a GPU or in the emulator; the proofs are kept in generated/vetting."""
+    if emulator:
+        proven = emulator_proof.vet_on_emulator(family or None, progress=_tell)
+        _show(sorted(proven["sources"].values(), key=lambda source: source["kernel"]), json_)
+        return
     document = vetting.vet(family or None, _whole("device", device), sanitize, _tell)
     names = ("kernel", "cases", "worst", "worst_case", "registers", "dynamic_shared")
     _show([{name: proof[name] for name in names} for proof in document["images"].values()], json_)
@@ -190,7 +203,8 @@ def bench(
         "family": "take only kernels of this family",
         "device": "a GPU that was measured and need not be here, such as H200; default: the GPU present",
         "arch": "target of a GPU that need not be here, such as sm_90",
-        "explain": "tell why, and every step down",
+        "invariant": "choose by geometry and a sequence's own length alone, so that bits do not change with the batch",
+        "explain": "tell why and every step down, the grade, the expected time and the runners-up",
         "json": "print JSON",
     },
 )
@@ -207,6 +221,7 @@ def select_(
     family: str = "",
     device: str = "",
     arch: str = "",
+    invariant: bool = False,
     explain: bool = False,
     json_: bool = False,
 ) -> None:
@@ -223,13 +238,13 @@ def select_(
     where = selection.named_device(device, arch)
     if where is None:
         where = next((selection.Device(gpu.name, gpu.target) for gpu in gpus.driver().gpus), None)
-    chosen = selection.choose(features, where, family=family or None)
+    told = explaining.explain(features, where, family=family or None, invariant=invariant)
     if json_:
-        print(json.dumps({"id": chosen.id, "why": chosen.why, "steps": chosen.steps}, indent=2))
+        print(json.dumps(told.document(), indent=2))
         return
-    print(chosen.id)
+    print(told.selection.id)
     if explain:
-        print("\n".join([chosen.why, *chosen.steps]))
+        print("\n".join(told.lines()))
 
 
 @_command(

@@ -14,6 +14,9 @@ The rule is meant to be stated again in Go and C, so it uses integers only. For 
    their defaults, then the recurrent kernel with the smallest id.
 6. *Generic.* Else `recurrent_generic_*` of the same io and state.
 
+The `invariant` mode puts `invariant(problem)` in place of the problem, so that what is chosen, and with it every bit
+of the result, depends on the geometry and on the sequence's own length alone, whatever else the batch holds.
+
 Entries whose kernel was filtered out do not count. Ties go to the smallest kernel id, in byte order. Without a device
 the rule starts at 5. Every step below the first that was looked at is a step down: it is listed in the result and
 logged once.
@@ -24,7 +27,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -37,6 +40,10 @@ from pyharness.spec import DTYPE_BYTES, IO_DTYPES, TARGETS, Geometry, KernelSpec
 
 SCHEMA_VERSION = 1
 SOURCES = ("measured", "reported", "default")
+#: A sequence of at most so many tokens is decode: a mixed batch is split there, and an invariant choice made.
+DECODE_TOKENS = 8
+#: Sequences of one token, and tokens of one sequence, for which an invariant choice is made.
+INVARIANT_DECODE, INVARIANT_PREFILL = 16, 4096
 #: Fields of an entry that say what was found; the others say for what.
 _VALUES = ("target", "kernel", "microseconds", "source")
 TABLE_PATH = Path(__file__).resolve().parents[1] / "generated" / "selection.json"
@@ -137,6 +144,20 @@ def distance(features: Features, entry: Entry) -> int:
     """Octaves between a problem and an entry, over batch x heads and tokens."""
     batch = abs(bits(features.batch_heads) - bits(entry.batch_heads))
     return batch + abs(bits(features.geometry.tokens) - bits(entry.tokens))
+
+
+def invariant(features: Features) -> Features:
+    """What an invariant choice is made for: 16 sequences of 1 token for decode, 1 of 4096 for prefill.
+
+    Where the longest sequence is not known, it is taken to have the average length.
+    """
+    g = features.geometry
+    longest = g.longest if g.longest >= 0 else -(-g.tokens // max(g.sequences, 1))
+    if longest <= DECODE_TOKENS:
+        sizes = {"sequences": INVARIANT_DECODE, "tokens": INVARIANT_DECODE, "longest": DECODE_TOKENS}
+    else:
+        sizes = {"sequences": 1, "tokens": INVARIANT_PREFILL, "longest": INVARIANT_PREFILL}
+    return replace(features, geometry=replace(g, **sizes))
 
 
 def mismatch(features: Features, spec: KernelSpec) -> str:
