@@ -36,13 +36,13 @@ def check_names(module: str, version: str) -> None:
     wanted = f"/v{major}" if major > 1 else ""
     if (suffix[0] if suffix else "") != wanted:
         raise SsmError(
-            f"--module of version {version} must end in {wanted or 'no major version'}, found {module!r}: Go tells major "
-            f"versions apart by the path"
+            f"--module of version {version} must end in {wanted or 'no major version'}, found {module!r}: Go tells "
+            f"major versions apart by the path"
         )
 
 
 def sources(module: str = PLACEHOLDER, folder: Path = SOURCES) -> dict[str, bytes]:
-    """The Go module's own files by path, as a package holds them: with its module path and an SPDX line in every source."""
+    """The Go module's own files by path, as a package holds them: its module path, an SPDX line in each."""
     found: dict[str, bytes] = {}
     for path in sorted(folder.rglob("*")):
         name = path.relative_to(folder)
@@ -50,7 +50,9 @@ def sources(module: str = PLACEHOLDER, folder: Path = SOURCES) -> dict[str, byte
             continue
         if len(name.parts) == 1 and name.name.endswith("_test.go"):
             continue
-        found[name.as_posix()] = licensed(name.name, path.read_text(encoding="utf-8").replace(PLACEHOLDER, module)).encode()
+        found[name.as_posix()] = licensed(
+            name.name, path.read_text(encoding="utf-8").replace(PLACEHOLDER, module)
+        ).encode()
     return found
 
 
@@ -79,8 +81,8 @@ var Images = ssmscan.Images{{Lane: "{lane}", Target: "{target}", Family: "{famil
 """.encode()
 
 
-def vet_images(module: str, packages: Mapping[str, str]) -> bytes:
-    """The source by which ssmvet embeds every image: import names by import path below the module."""
+def every_image(module: str, packages: Mapping[str, str]) -> bytes:
+    """The source by which a main package embeds images: names that it imports them by, by path below the module."""
     imports = "\n".join(f'\t{name} "{module}/{path}"' for path, name in sorted(packages.items()))
     entries = "\n".join(f"\t{name}.Images," for _, name in sorted(packages.items()))
     return f"""{_SPDX}package main
@@ -90,7 +92,7 @@ import (
 {imports}
 )
 
-// everyImage is all images of the package.
+// everyImage is every image that this program can use: name only those of the targets and families that yours runs.
 var everyImage = []ssmscan.Images{{
 {entries}
 }}

@@ -39,7 +39,8 @@ SPECS: tuple[KernelSpec, ...] = (
 _TILED, _PADDED, _BLOCK, _BF16, _SLICES, _UPDATE, _UPDATE_BF16 = (spec.id for spec in SPECS[:7])
 
 
-def _row(spec: KernelSpec) -> manifest.Row:
+def row(spec: KernelSpec) -> manifest.Row:
+    """The manifest row of a kernel of the vectors: images that are no machine code, for sm_75, sm_86 and sm_90."""
     compiler = toolchain.Compiler(toolchain.ROOT, toolchain.PINNED_VERSION, pinned=True)
     usage = {spec.symbol(): toolchain.Usage(40, 0, 0, 0, 0)}
     images = [
@@ -229,7 +230,7 @@ def _batches() -> Iterator[dict[str, Any]]:
 
 def document() -> dict[str, Any]:
     """The vectors: rows, table, and the cases of selection, plans and batches with what Python makes of them."""
-    rows = [_row(spec) for spec in SPECS]
+    rows = [row(spec) for spec in SPECS]
     return {
         "rows": {name: data.decode() for name, data in manifest.files(rows).items()},
         "table": table_document(TABLE),

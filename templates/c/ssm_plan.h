@@ -108,4 +108,14 @@ static inline int ssm_make_plan(const ssm_grid* grid, int32_t threads, int32_t s
   return -1;
 }
 
+// The bit of ScanArgs.flags by which a kernel may use 16-byte accesses to an array: its base, its outer stride and its
+// inner rows are multiples of 16 bytes; stride and row are in elements.
+static inline uint32_t ssm_vector_flag(uint32_t flag, uint64_t address, int64_t stride, int64_t row, int bytes) {
+  return address != 0 && address % 16 == 0 && stride * bytes % 16 == 0 && row * bytes % 16 == 0 ? flag : 0;
+}
+
+static inline int ssm_bytes(const char* dtype) {
+  return strcmp(dtype, "f32") == 0 ? 4 : strcmp(dtype, "i8") == 0 ? 1 : 2;
+}
+
 #endif  // SSM_PLAN_H

@@ -576,14 +576,6 @@ static inline int ssm_plan_for(const ssm_library* library, int kernel, const ssm
   return 0;
 }
 
-static inline uint32_t ssm_vector_flag(uint32_t flag, uint64_t address, int64_t stride, int64_t row, int bytes) {
-  return address != 0 && address % 16 == 0 && stride * bytes % 16 == 0 && row * bytes % 16 == 0 ? flag : 0;
-}
-
-static inline int ssm_bytes(const char* dtype) {
-  return strcmp(dtype, "f32") == 0 ? 4 : strcmp(dtype, "i8") == 0 ? 1 : 2;
-}
-
 // Runs a plan on a stream (a CUstream or cudaStream_t; 0 is the default stream) and returns before it is done. Flags of
 // vector accesses, lanes, rows and chunk are filled in.
 static inline int ssm_launch(const ssm_library* library, int kernel, const ssm_plan* plan, const ScanArgs* args,

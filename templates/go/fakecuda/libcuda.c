@@ -289,9 +289,10 @@ static void scan_row(const struct args *a, enum type io, enum type state, int fi
     if (a->flags & DT_LIMIT) d = fmin(fmax(d, a->dt_min), a->dt_max);
     const double x = load(a->x, t * a->x_stride + row, io);
     double y = a->D != NULL ? a->D[h] * x : 0;
+    double decay = exp(d * a->A[a->flags & PER_COLUMN_A ? h * N : h]);
     for (int n = 0; n < N; n++) {
-      const double A = a->flags & PER_COLUMN_A ? a->A[h * N + n] : a->A[h];
-      S[n] = exp(d * A) * S[n] + d * load(a->B, t * a->B_stride + g * N + n, io) * x;
+      if (a->flags & PER_COLUMN_A) decay = exp(d * a->A[h * N + n]);
+      S[n] = decay * S[n] + d * load(a->B, t * a->B_stride + g * N + n, io) * x;
       y += S[n] * load(a->C, t * a->C_stride + g * N + n, io);
     }
     if (a->z != NULL) {

@@ -19,7 +19,7 @@ func (e Errors) Share() float64 { return max(e.Y, e.State) / e.Bound }
 
 // Check holds a result against what is right. The error says what is wrong.
 func Check(p *Problem, truth *Truth, have *Result) (Errors, error) {
-	found := Errors{Bound: p.bound()}
+	found := Errors{Bound: p.Bound()}
 	inner := p.Heads * p.HeadDim
 	if len(have.Y) != len(truth.Y) || len(have.State) != len(p.State) {
 		return found, fmt.Errorf("want %d values of y and %d of the state, have %d and %d",

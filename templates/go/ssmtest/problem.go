@@ -97,8 +97,8 @@ func (p *Problem) step(t, h int) float64 {
 	return d
 }
 
-// bound is what a relative error in f32 may be: 2e-6 + 2^-22 min(tokens, 1 / mean |dt A|).
-func (p *Problem) bound() float64 {
+// Bound is what a relative error in f32 may be: 2e-6 + 2^-22 min(tokens, 1 / mean |dt A|).
+func (p *Problem) Bound() float64 {
 	longest, count, sum := 0, 0, 0.0
 	for s := range p.Sequences {
 		if p.Padding(s) {
