@@ -385,7 +385,8 @@ def run_go(arguments: Sequence[str], folder: Path, *, cgo: bool, environment: Ma
         "CC": "gcc",
         "GOCACHE": str(ROOT / "build" / "go-cache"),
         "GOENV": "off",
-        "GOFLAGS": "-mod=readonly -buildvcs=false -trimpath",
+        # No -trimpath: with it go caches cgo packages for any folder, and go vet then looks for a folder that is gone.
+        "GOFLAGS": "-mod=readonly -buildvcs=false",
         "GOPATH": str(ROOT / "build" / "go-path"),
         "GOPROXY": "off",
         "GOTELEMETRY": "off",

@@ -47,6 +47,8 @@ SCHEMA = 1
 MOST_BYTES = 32 * 2**20
 #: sha256 of the layout of ScanArgs by the major version of a package, 0 and 1 being one. Another is an ABI break.
 LAYOUTS = {1: "a90d526d609dcd5284770aa6fa180a53fc3c92680dd4f84df11f01859dceb3cd"}
+#: How ssmvet is built: no path of this machine, no symbols.
+VET_FLAGS = ("-trimpath", "-ldflags=-s -w")
 _EXAMPLES = ROOT / "examples"
 
 
@@ -392,7 +394,7 @@ def build_vet(files: Mapping[str, bytes]) -> bytes:
     """
     with tempfile.TemporaryDirectory(prefix="ssm-") as name:
         folder = write_tree(files, Path(name) / "package")
-        golden.run_go(["build", "-tags", "cuda", "-ldflags=-s -w", "-o", "ssmvet", "./cmd/ssmvet"], folder, cgo=True)
+        golden.run_go(["build", *VET_FLAGS, "-tags", "cuda", "-o", "ssmvet", "./cmd/ssmvet"], folder, cgo=True)
         return (folder / "ssmvet").read_bytes()
 
 
