@@ -6,16 +6,21 @@ import functools
 import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from invoke import Collection, Context, Exit, task
 
 from pyharness import build as builder
 from pyharness import doctor as doctors
-from pyharness import emulator_proof, golden, gpus, measure, report, suite
+from pyharness import emulator_proof, go_module, golden, gpus, measure, report, suite
 from pyharness import explain as explaining
 from pyharness import lint as linter
+from pyharness import merge as merging
+from pyharness import package as packing
 from pyharness import select as selection
+from pyharness import tune as tuning
+from pyharness import verify as verifying
 from pyharness import vet as vetting
 from pyharness.errors import SsmError
 from pyharness.listing import Progress, table
@@ -248,6 +253,99 @@ def select_(
 
 
 @_command(
+    help={
+        "family": "measure only kernels of this family",
+        "points": "points of the grid, comma-separated; default: all",
+        "again": "measure also what the record holds",
+        "table": "measure nothing: write the selection table from what is stored",
+        "device": "number of the GPU",
+        "json": "print JSON",
+    }
+)
+def tune(
+    _c: Context,
+    family: str = "",
+    points: str = "",
+    again: bool = False,
+    table: bool = False,
+    device: str = "0",
+    json_: bool = False,
+) -> None:
+    """Measure kernels over a grid of problems on a GPU, resumably, and write the selection table."""
+    if not table:
+        named = [name for name in points.split(",") if name]
+        ordinal = _whole("device", device)
+        record = tuning.tune(family or None, named, again=again, ordinal=ordinal, track=Progress)
+        _show(tuning.winners(record), json_)
+    written = tuning.write_table()
+    _tell(f"generated/selection.json: {len(written.entries)} entries")
+
+
+@_command(
+    name="package",
+    help={
+        "arch": "targets, comma-separated; default: all",
+        "family": "families, comma-separated; default: all",
+        "module": "path of the Go module",
+        "version": "version of the package, v1.2.3; default: the project's",
+        "nvcc": "an nvcc of another CUDA major version, 12.8 or 12.9: adds a lane for older drivers",
+        "include_unproven": "also pack images that nothing proves",
+        "merge": "pack nothing: take in a file of proofs that ssmvet wrote on another card",
+        "jobs": "compilers at a time; default: one a core",
+        "json": "print JSON",
+    },
+)
+def package_(
+    _c: Context,
+    arch: str = "",
+    family: str = "",
+    module: str = go_module.PLACEHOLDER,
+    version: str = "",
+    nvcc: str = "",
+    include_unproven: bool = False,
+    merge: str = "",
+    jobs: str = "",
+    json_: bool = False,
+) -> None:
+    """Pack images, proofs, the selection table, the Go module and the C headers into dist/."""
+    if merge:
+        where, count = merging.merge(Path(merge))
+        print(f"{where.relative_to(builder.ROOT)}: {count} images proven")
+        return
+    made = packing.package(
+        arch,
+        family,
+        module,
+        version,
+        nvcc=nvcc,
+        include_unproven=include_unproven,
+        workers=_whole("jobs", jobs),
+        track=Progress,
+    )
+    if json_:
+        written = [path.relative_to(builder.ROOT).as_posix() for path in made.paths]
+        print(
+            json.dumps(
+                {"sizes": made.sizes, "images": made.grades, "left_out": made.left_out, "files": written}, indent=2
+            )
+        )
+        return
+    print(table(made.grades))
+    print(table(made.sizes))
+    for what, why in made.left_out.items():
+        print(f"left out: {what}: {why}")
+    for path in made.paths:
+        print(path.relative_to(builder.ROOT))
+
+
+@_command(name="verify", positional=["file"], help={"file": "an archive of invoke package, or its folder"})
+def verify_(_c: Context, file: str) -> None:
+    """Check a package: every byte, every image against its manifest row, and the ABI."""
+    whole = verifying.verify(Path(file))
+    print(f"{whole.name}: whole, {whole.files} files, {whole.rows} kernels, {whole.images} images")
+
+
+@_command(
     name="go",
     help={
         "arch": "target of the GPU that will run it",
@@ -294,4 +392,4 @@ def clean(_c: Context) -> None:
         print(f"removed {folder.relative_to(builder.ROOT)}/")
 
 
-ns = Collection(generate, build, test, vet, bench, select_, go_, doctor, lint, clean)
+ns = Collection(generate, build, test, vet, tune, bench, select_, package_, verify_, go_, doctor, lint, clean)

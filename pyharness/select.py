@@ -8,7 +8,8 @@ The rule is meant to be stated again in Go and C, so it uses integers only. For 
 3. *Nearest.* Else the entry of this device with the same d_state, io and state that is nearest by
    `distance` = |bits(batch_heads) - bits(batch_heads')| + |bits(tokens) - bits(tokens')|, where bits(v) is the number
    of binary digits of v (0 for 0; Go: bits.Len64, C: 64 - clzll), batch_heads is sequences * heads, and tokens counts
-   all tokens of the call.
+   all tokens of the call. What was reported and not measured here counts for its exact problem alone: it says nothing
+   of kernels that came later.
 4. *Same target.* Else 2 and 3 among entries of other devices of the same target; a device without a name starts here.
 5. *Default.* Else the default of (d_state, io, state): the table's, then the recurrent kernel whose fields all take
    their defaults, then the recurrent kernel with the smallest id.
@@ -287,29 +288,35 @@ def table_document(table: Table) -> dict[str, Any]:
 
 
 def measured_entries(documents: Iterable[Mapping[str, Any]]) -> tuple[Entry, ...]:
-    """The fastest kernel of each point of stored benches (`generated/bench/<device>/<suite>.json`)."""
-    entries = []
+    """The fastest kernel of each problem of stored benches (`generated/bench/<device>/<suite>.json`).
+
+    Kernels of the catalogue count, in the order of the sequences: a list of slots in ascending order is the caller's.
+    """
+    known = set(catalogue_ids())
+    fastest: dict[tuple[Any, ...], Entry] = {}
     for document in documents:
-        for name, point in document["points"].items():
-            rows = [row for row in document["rows"] if row["point"] == name and "us" in row]
-            if not rows:
+        for row in document["rows"]:
+            point = document["points"].get(row["point"])
+            if point is None or row["kernel"] not in known or "us" not in row or "order" in row:
                 continue
-            best = min(rows, key=lambda row: (row["us"]["median"], row["kernel"]))
             sizes = {size: point[size] for size in ("heads", "head_dim", "d_state", "groups", "io", "state")}
-            entries.append(
-                Entry(
-                    device=document["device"],
-                    target=document["target"],
-                    family=parse_id(best["kernel"]).family,
-                    batch_heads=point["sequences"] * point["heads"],
-                    tokens=point["sequences"] * point["tokens"],
-                    kernel=best["kernel"],
-                    microseconds=best["us"]["median"],
-                    source="measured",
-                    **sizes,
-                )
+            entry = Entry(
+                device=document["device"],
+                target=document["target"],
+                family=parse_id(row["kernel"]).family,
+                batch_heads=point["sequences"] * point["heads"],
+                tokens=point["sequences"] * point["tokens"],
+                kernel=row["kernel"],
+                microseconds=row["us"]["median"],
+                source="measured",
+                **sizes,
             )
-    return tuple(entries)
+            # Two suites may have measured one problem, each with its own families.
+            problem = (entry.device, *sizes.values(), entry.batch_heads, entry.tokens)
+            best = fastest.setdefault(problem, entry)
+            if (entry.microseconds, entry.kernel) < (best.microseconds, best.kernel):
+                fastest[problem] = entry
+    return tuple(fastest.values())
 
 
 def refreshed_table(table: Table, benches: Path = BENCHES) -> Table:
@@ -381,8 +388,9 @@ def _from_entries(
             best = min(exact, key=lambda e: e.kernel)
             return best.kernel, f"{best.source} for this problem on {best.device}"
         steps.append(f"no entry for this problem on {where}")
-        if rows:
-            best = min(rows, key=lambda e: (distance(features, e), e.kernel))
+        nearby = [e for e in rows if e.source != "reported"]
+        if nearby:
+            best = min(nearby, key=lambda e: (distance(features, e), e.kernel))
             octaves = distance(features, best)
             return best.kernel, f"{best.source} on {best.device} for the nearest problem, {octaves} octaves away"
         steps.append(f"no entry with d_state {features.geometry.d_state}, {features.io}, {features.state} on {where}")

@@ -263,6 +263,8 @@ static inline int ssm_from_place(const ssm_tables* tables, const ssm_problem* p,
     if (kin ? own || strcmp(e->target, target) != 0 : !own) continue;
     if (e->d_state != p->sizes.d_state || strcmp(e->io, p->io) != 0 || strcmp(e->state, p->state) != 0) continue;
     if (exact && !ssm_same(e, p)) continue;
+    // A report says nothing of kernels that came later.
+    if (!exact && strcmp(e->source, "reported") == 0) continue;
     const int kernel = ssm_fitting(tables, fits, e->kernel), distance = exact ? 0 : ssm_distance(e, p);
     if (kernel < 0) continue;
     if (best < 0 || distance < best_distance ||

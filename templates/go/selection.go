@@ -153,6 +153,9 @@ func (t *table) fromEntries(p Problem, device, target string, fitting map[string
 		}
 		*steps = append(*steps, "no entry for this problem on "+place.where)
 		for _, e := range place.rows {
+			if e.Source == "reported" { // it says nothing of kernels that came later
+				continue
+			}
 			if best == nil || e.distance(p) < best.distance(p) ||
 				e.distance(p) == best.distance(p) && e.Kernel < best.Kernel {
 				best = e
