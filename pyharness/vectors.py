@@ -41,12 +41,12 @@ _TILED, _PADDED, _BLOCK, _BF16, _SLICES, _UPDATE, _UPDATE_BF16 = (spec.id for sp
 
 
 def row(spec: KernelSpec) -> manifest.Row:
-    """The manifest row of a kernel of the vectors: images that are no machine code, for sm_75, sm_86 and sm_90."""
+    """The manifest row of a kernel of the vectors: images that are no machine code, for four targets."""
     compiler = toolchain.Compiler(toolchain.ROOT, toolchain.PINNED_VERSION, pinned=True)
     usage = {spec.symbol(): toolchain.Usage(40, 0, 0, 0, 0)}
     images = [
         toolchain.Image(spec.id, target, "cubin", f"{spec.id} for {target}".encode(), usage, "", 0.0)
-        for target in ("sm_75", "sm_86", "sm_90")
+        for target in ("sm_75", "sm_80", "sm_86", "sm_90")
         if not spec.excluded(target)
     ]
     excluded = {target: spec.excluded(target) for target in ("sm_75",) if spec.excluded(target)}
@@ -79,6 +79,9 @@ TABLE = Table(
         _entry(_SLICES, 64, 512, device=_H100, d_state=64),
         _entry(_BLOCK, 16, 256, device=_CARD, target="sm_86", heads=16),
         _entry(_UPDATE_BF16, 1024, 16, io="bf16"),
+        # As far as each other from one of the problems: the smaller id is taken.
+        _entry(_TILED, 256, 1024, device=_H100),
+        _entry(_PADDED, 64, 4096, device=_H100),
         # Taken for its exact problem alone.
         replace(_entry(_PADDED, 64, 2048, device="NVIDIA T4", target="sm_75"), source="reported"),
         replace(_entry(_PADDED, 64, 4096, device="Another card", target="sm_86"), source="reported"),
@@ -104,6 +107,7 @@ def _problems() -> Iterator[Features]:
     for tokens, sequences in (
         (4096, 1),
         (4095, 1),
+        (1024, 1),
         (512, 16),
         (511, 16),
         (16, 16),
@@ -128,6 +132,7 @@ def _problems() -> Iterator[Features]:
 _DEVICES = (
     None,
     Device(_H200, "sm_90"),
+    Device(_H100, "sm_90"),
     Device("", "sm_90"),
     Device(_CARD, "sm_86"),
     Device("Another card", "sm_86"),

@@ -8,6 +8,7 @@ import (
 	"math"
 	"sync"
 	"testing"
+	"time"
 
 	"example.com/ssmscan"
 	"example.com/ssmscan/ssmtest"
@@ -44,7 +45,7 @@ type mixed struct {
 	plan    *ssmscan.Plan
 }
 
-func newMixed(t *testing.T, scanner *ssmscan.Scanner, lengths []int, invariant bool) *mixed {
+func newMixed(t testing.TB, scanner *ssmscan.Scanner, lengths []int, invariant bool) *mixed {
 	t.Helper()
 	shape := ssmtest.Shape{Lengths: lengths, Heads: 8, HeadDim: 64, DState: 128, Groups: 2}
 	p := ssmtest.Draw("mixed", 5, shape, ssmtest.Fresh(false))
@@ -66,7 +67,9 @@ func floats(values []float32) []byte {
 	return found
 }
 
-func (m *mixed) run(t *testing.T, stream uintptr) *ssmtest.Result {
+// place uploads the arrays and the batch's blob, and gives arguments and the blob's address.
+func (m *mixed) place(t testing.TB) (*ssmscan.ScanArgs, uint64) {
+	t.Helper()
 	device, p, plan := m.scanner.Device(), m.problem, m.plan
 	place := func(content []byte) uint64 {
 		address, err := device.Alloc(len(content))
@@ -96,19 +99,23 @@ func (m *mixed) run(t *testing.T, stream uintptr) *ssmtest.Result {
 		t.Fatal(err)
 	}
 	inner := p.Heads * p.HeadDim
-	y, pool := long(nil, inner), place(floats(p.State))
-	args := ssmscan.ScanArgs{
+	args := &ssmscan.ScanArgs{
 		X: long(p.X, inner), DT: long(p.DT, p.Heads), B: long(p.B, p.Groups*p.DState), C: long(p.C, p.Groups*p.DState),
-		A: place(floats(p.A)), D: place(floats(p.D)), DTBias: place(floats(p.DTBias)), Y: y, State: pool,
-		XStride: int64(inner), YStride: int64(inner), DTStride: int64(p.Heads), BStride: int64(p.Groups * p.DState),
-		CStride: int64(p.Groups * p.DState), StateStride: int64(inner * p.DState), Slots: int64(p.Slots),
-		Flags: ssmscan.Softplus | ssmscan.DTFloat32,
+		A: place(floats(p.A)), D: place(floats(p.D)), DTBias: place(floats(p.DTBias)), Y: long(nil, inner),
+		State: place(floats(p.State)), XStride: int64(inner), YStride: int64(inner), DTStride: int64(p.Heads),
+		BStride: int64(p.Groups * p.DState), CStride: int64(p.Groups * p.DState), StateStride: int64(inner * p.DState),
+		Slots: int64(p.Slots), Flags: ssmscan.Softplus | ssmscan.DTFloat32,
 	}
 	if plan.WorkspaceBytes > 0 {
 		args.Workspace, args.WorkspaceBytes = place(make([]byte, plan.WorkspaceBytes)), plan.WorkspaceBytes
 	}
-	blob := place(batch.Bytes())
-	if err := m.scanner.Launch(stream, plan, &args, blob); err != nil {
+	return args, place(batch.Bytes())
+}
+
+func (m *mixed) run(t *testing.T, stream uintptr) *ssmtest.Result {
+	device, p, plan := m.scanner.Device(), m.problem, m.plan
+	args, blob := m.place(t)
+	if err := m.scanner.Launch(stream, plan, args, blob); err != nil {
 		t.Fatal(err)
 	}
 	if err := device.Synchronize(stream); err != nil {
@@ -125,14 +132,14 @@ func (m *mixed) run(t *testing.T, stream uintptr) *ssmtest.Result {
 		}
 		return values
 	}
-	all := read(y, int(plan.Tokens)*inner)
+	all := read(args.Y, int(plan.Tokens)*p.Heads*p.HeadDim)
 	for i, value := range all[len(p.X):] {
 		if value != 0 {
 			t.Errorf("y past the batch, element %d: want 0, have %v", i, value)
 			break
 		}
 	}
-	return &ssmtest.Result{Y: all[:len(p.X)], State: read(pool, len(p.State))}
+	return &ssmtest.Result{Y: all[:len(p.X)], State: read(args.State, len(p.State))}
 }
 
 func (m *mixed) check(t *testing.T, have *ssmtest.Result) {
@@ -275,27 +282,48 @@ func BenchmarkCUDASSMScanPrefill4096(b *testing.B) { benchmark(b, 1, 4096) }
 
 func BenchmarkCUDASSMScanDecode16(b *testing.B) { benchmark(b, 16, 1) }
 
-// BenchmarkCUDASSMScanLaunch is the CPU's time of a launch that does next to nothing on the GPU.
+// BenchmarkCUDASSMScanLaunch is the CPU's time of a launch through this package, of a decode step that is little work, and
+// what it adds to cuLaunchKernel itself.
 func BenchmarkCUDASSMScanLaunch(b *testing.B) {
 	scanner := open(b, 0)
-	kernels := scanner.Kernels()
-	session, err := ssmtest.Place(scanner.Device(), scanner.Loaded(kernels[0].Row.ID), 1, 1)
+	const heads, between = 8, 256 // launches that the driver queues without waiting
+	m := newMixed(b, scanner, []int{1}, false)
+	plan, err := scanner.Plan(ssmscan.Bounds{
+		Tokens: 1, Sequences: 1, Longest: 1, Heads: heads, HeadDim: 64, Groups: 2, DState: 128, IO: "f32", State: "f32", PadSlot: -1,
+	})
 	if err != nil {
 		b.Fatal(err)
 	}
-	defer session.Close()
-	const between = 256 // launches that the driver queues without waiting
+	m.plan = plan
+	args, blob := m.place(b)
+	part := &plan.Parts[0]
+	if err := scanner.Launch(0, plan, args, blob); err != nil {
+		b.Fatal(err)
+	}
+	var alone, through time.Duration
 	for b.Loop() {
+		start := time.Now()
 		for range between {
-			if err := session.Launch(0); err != nil {
+			if err := scanner.Launch(0, plan, args, blob); err != nil {
 				b.Fatal(err)
 			}
 		}
-		b.StopTimer()
+		through += time.Since(start)
 		if err := scanner.Device().Synchronize(0); err != nil {
 			b.Fatal(err)
 		}
-		b.StartTimer()
+		own := *args
+		plan.Fill(&own, part, blob)
+		cost, err := scanner.Loaded(part.Kernel.Row.ID).LaunchCost(0, &part.KernelPlan, &own, between)
+		if err != nil {
+			b.Fatal(err)
+		}
+		alone += cost
+		if err := scanner.Device().Synchronize(0); err != nil {
+			b.Fatal(err)
+		}
 	}
-	b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N)/between, "ns/launch")
+	each := float64(through.Nanoseconds()) / float64(b.N) / between
+	b.ReportMetric(each, "ns/launch")
+	b.ReportMetric(each-float64(alone.Nanoseconds())/float64(b.N), "ns-added/launch")
 }

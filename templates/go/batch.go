@@ -228,8 +228,9 @@ func (b *Batch) check(cuSeqlens, slots []int32, fresh []bool) error {
 	return nil
 }
 
-// fill puts what a plan and a batch's blob at a device address decide into the arguments of a part.
-func (p *Plan) fill(args *ScanArgs, part *Part, batch uint64) {
+// Fill puts what a plan and a batch's blob at a device address decide into the arguments of a part, as Scanner.Launch does:
+// for those who launch by other means.
+func (p *Plan) Fill(args *ScanArgs, part *Part, batch uint64) {
 	args.Tokens, args.Heads, args.HeadDim, args.Groups, args.DState = p.Tokens, p.Heads, p.HeadDim, p.Groups, p.DState
 	if batch != 0 {
 		args.Sequences, args.PadSlot = p.Sequences, p.PadSlot

@@ -264,6 +264,25 @@ func (k *Kernel) resolve(entry string, want *Image) error {
 	return nil
 }
 
+func (l *Launch) geometry() C.ssm_geometry {
+	return C.ssm_geometry{
+		grid:         [3]C.uint32_t{C.uint32_t(l.Grid[0]), C.uint32_t(l.Grid[1]), C.uint32_t(l.Grid[2])},
+		block:        [3]C.uint32_t{C.uint32_t(l.Block[0]), C.uint32_t(l.Block[1]), C.uint32_t(l.Block[2])},
+		shared_bytes: C.uint32_t(l.SharedBytes),
+	}
+}
+
+// LaunchCost runs the first launch of a plan many times from one C call and gives the CPU's time of one: what
+// cuLaunchKernel alone costs, for Launch to be held against.
+func (k *Kernel) LaunchCost(stream uintptr, plan *KernelPlan, args *ScanArgs, count int) (time.Duration, error) {
+	launch := &plan.Launches[0]
+	function, copied := k.functions[launch.Entry], *(*C.ssm_args)(unsafe.Pointer(args))
+	var nanoseconds C.int64_t
+	status := C.ssm_launch_cost(
+		k.device.context, function, C.uintptr_t(stream), launch.geometry(), copied, C.int32_t(count), &nanoseconds)
+	return time.Duration(nanoseconds) / time.Duration(max(count, 1)), failure(status, k.Row.ID)
+}
+
 // Launch runs a plan of the kernel on a stream (0 is the default stream) and returns before it is done. For each launch
 // of the plan one C call makes the context current, copies the arguments to the driver and restores the context; it
 // allocates nothing and waits for nothing.
@@ -271,12 +290,8 @@ func (k *Kernel) Launch(stream uintptr, plan *KernelPlan, args *ScanArgs) error 
 	copied := *(*C.ssm_args)(unsafe.Pointer(args))
 	for i := range plan.Launches {
 		launch := &plan.Launches[i]
-		geometry := C.ssm_geometry{
-			grid:         [3]C.uint32_t{C.uint32_t(launch.Grid[0]), C.uint32_t(launch.Grid[1]), C.uint32_t(launch.Grid[2])},
-			block:        [3]C.uint32_t{C.uint32_t(launch.Block[0]), C.uint32_t(launch.Block[1]), C.uint32_t(launch.Block[2])},
-			shared_bytes: C.uint32_t(launch.SharedBytes),
-		}
-		status := C.ssm_launch(k.device.context, k.functions[launch.Entry], C.uintptr_t(stream), geometry, copied)
+		function := k.functions[launch.Entry]
+		status := C.ssm_launch(k.device.context, function, C.uintptr_t(stream), launch.geometry(), copied)
 		if status.code != 0 {
 			return failure(status, k.Row.ID)
 		}
@@ -339,7 +354,7 @@ func (s *Scanner) Launch(stream uintptr, plan *Plan, args *ScanArgs, batch uint6
 	for i := range plan.Parts {
 		part := &plan.Parts[i]
 		own := *args
-		plan.fill(&own, part, batch)
+		plan.Fill(&own, part, batch)
 		kernel := s.kernels[part.Kernel.Row.ID]
 		if kernel == nil {
 			return &NoKernelError{Want: part.Kernel.Row.ID, Device: s.device.GPU.String(), Have: []string{"the plan of another library"}}

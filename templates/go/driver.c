@@ -5,6 +5,7 @@
 #include <dlfcn.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 // The driver's own types, as its ABI has them.
 typedef int CUresult;
@@ -199,6 +200,22 @@ ssm_status ssm_launch(void *context, void *function, uintptr_t stream, ssm_geome
   ENTER(context);
   CHECK(cuLaunchKernel, function, grid[0], grid[1], grid[2], block[0], block[1], block[2], geometry.shared_bytes,
         (CUstream)stream, NULL, extra);
+  LEAVE;
+}
+
+ssm_status ssm_launch_cost(void *context, void *function, uintptr_t stream, ssm_geometry geometry, ssm_args args,
+                           int32_t count, int64_t *nanoseconds) {
+  size_t bytes = sizeof args;
+  void *extra[] = {LAUNCH_PARAM_BUFFER_POINTER, &args, LAUNCH_PARAM_BUFFER_SIZE, &bytes, LAUNCH_PARAM_END};
+  const uint32_t *grid = geometry.grid, *block = geometry.block;
+  struct timespec first, last;
+  ENTER(context);
+  clock_gettime(CLOCK_MONOTONIC, &first);
+  for (int32_t i = 0; i < count; i++)
+    CHECK(cuLaunchKernel, function, grid[0], grid[1], grid[2], block[0], block[1], block[2], geometry.shared_bytes,
+          (CUstream)stream, NULL, extra);
+  clock_gettime(CLOCK_MONOTONIC, &last);
+  *nanoseconds = (last.tv_sec - first.tv_sec) * INT64_C(1000000000) + (last.tv_nsec - first.tv_nsec);
   LEAVE;
 }
 

@@ -56,6 +56,9 @@ ssm_status ssm_module_load(void *context, const void *image, size_t bytes, void 
 ssm_status ssm_module_unload(void *context, void *module);
 ssm_status ssm_get_function(void *context, void *module, const char *symbol, int32_t shared_bytes, ssm_function *out);
 ssm_status ssm_launch(void *context, void *function, uintptr_t stream, ssm_geometry geometry, ssm_args args);
+// Launches many times within one context switch and gives the nanoseconds of the CPU: what cuLaunchKernel alone costs.
+ssm_status ssm_launch_cost(void *context, void *function, uintptr_t stream, ssm_geometry geometry, ssm_args args,
+                           int32_t count, int64_t *nanoseconds);
 ssm_status ssm_synchronize(void *context, uintptr_t stream);
 ssm_status ssm_alloc(void *context, size_t bytes, uint64_t *address);
 ssm_status ssm_free(void *context, uint64_t address);

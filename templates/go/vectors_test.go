@@ -187,7 +187,7 @@ func TestOpeningTakesTheBestImageAndRefusesWhatIsNotProven(t *testing.T) {
 	for _, test := range []struct {
 		major, minor int
 		want         string
-	}{{9, 0, "sm_90"}, {8, 6, "sm_86"}, {8, 9, "sm_86"}, {7, 5, "sm_75"}, {8, 0, ""}, {12, 0, ""}} {
+	}{{9, 0, "sm_90"}, {8, 6, "sm_86"}, {8, 9, "sm_86"}, {8, 0, "sm_80"}, {7, 5, "sm_75"}, {12, 0, ""}} {
 		library, err := OpenImages(GPU{Major: test.major, Minor: test.minor}, Options{Catalogue: catalogue}, images...)
 		var none *NoKernelError
 		if test.want == "" {

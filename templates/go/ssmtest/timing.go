@@ -4,6 +4,7 @@ package ssmtest
 
 import (
 	"fmt"
+	"time"
 
 	"example.com/ssmscan"
 )
@@ -86,6 +87,11 @@ func (s *Session) Launch(stream uintptr) error {
 	args := &s.args[s.next%len(s.args)]
 	s.next++
 	return s.kernel.Launch(stream, &s.plan, args)
+}
+
+// LaunchCost is the CPU's time of cuLaunchKernel alone, over so many launches.
+func (s *Session) LaunchCost(stream uintptr, count int) (time.Duration, error) {
+	return s.kernel.LaunchCost(stream, &s.plan, &s.args[0], count)
 }
 
 // Close frees the memory.
