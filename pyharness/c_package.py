@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from pyharness.grades import Proofs
 from pyharness.manifest import Row
-from pyharness.proof import Proofs
 from pyharness.select import Table, table_document
 from pyharness.spec import DTYPE_BYTES
 from pyharness.toolchain import ROOT
@@ -28,7 +28,9 @@ def _text(value: object) -> str:
 
 def grid_initialiser(grid: Mapping[str, Any]) -> str:
     """A grid rule as the initialiser of an `ssm_grid`."""
-    integers = ", ".join(f"{{{_text(name)}, {value}}}" for name, value in sorted(grid.items()) if name != "rule")
+    integers = ", ".join(
+        f"{{{_text(name)}, {value}}}" for name, value in sorted(grid.items()) if isinstance(value, int)
+    )
     return f"{{{_text(grid['rule'])}, {{{integers}}}}}"
 
 
@@ -158,7 +160,8 @@ def launcher(row: Row) -> bytes:
 extern "C" cudaError_t ssm_launch_{row.id}(const ScanArgs* args, cudaStream_t stream) {{
   const ssm_grid grid = {grid_initialiser(row.grid)};
   const ssm_geometry sizes = {{args->tokens, args->sequences, args->heads,  args->head_dim,
-                              args->groups, args->d_state,   -1}};
+                              args->groups, args->d_state,   -1,          0,
+                              0}};
   const void* const entries[] = {{{entries}}};
   ssm_plan plan;
   if (ssm_make_plan(&grid, {row.block}, {shared}, &sizes, &plan) != 0) return cudaErrorInvalidValue;

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pyharness import manifest, proof, toolchain, vet
+from pyharness import grades, manifest, toolchain, vet
 from pyharness.cases import Case, Options, Shape, draw
 from pyharness.catalogue import CATALOGUE
 from pyharness.compare import compare
@@ -86,7 +86,7 @@ def vet_on_emulator(
     again: bool = False,
     progress: Callable[[str], None] | None = None,
     catalogue: Sequence[KernelSpec] = CATALOGUE,
-    folder: Path = proof.FOLDER,
+    folder: Path = grades.FOLDER,
 ) -> dict[str, Any]:
     """Prove the catalogue's sources that have no proof yet, and store the proofs of all that are current.
 
@@ -95,7 +95,7 @@ def vet_on_emulator(
         again: also those that have a proof.
         progress: told before each kernel.
         catalogue: the kernels.
-        folder: where `proof.EMULATOR` is kept; it is written after each kernel, so an interrupted run resumes.
+        folder: where `grades.EMULATOR` is kept; it is written after each kernel, so an interrupted run resumes.
 
     Returns:
         What was stored.
@@ -109,7 +109,7 @@ def vet_on_emulator(
     if not wanted:
         known = ", ".join(sorted({spec.family for spec in catalogue}))
         raise NoKernel(f"family {family!r} has no kernel in the catalogue; on offer: {known}")
-    path = folder / proof.EMULATOR
+    path = folder / grades.EMULATOR
     kept = json.loads(path.read_text(encoding="utf-8"))["sources"] if path.is_file() else {}
     shas = {manifest.source_sha256(render(spec)): spec for spec in catalogue}
     sources = {sha: found for sha, found in kept.items() if sha in shas}

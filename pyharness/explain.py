@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pyharness import gpus, manifest, proof, select
+from pyharness import gpus, grades, manifest, select
 from pyharness.manifest import Row
 from pyharness.select import Device, Features, Selection
 
@@ -37,7 +37,7 @@ class Explanation:
     selection: Selection
     features: Features
     target: str
-    grade: proof.Grade
+    grade: grades.Grade
     microseconds: float
     expected_for: str
     runners_up: tuple[Candidate, ...]
@@ -141,9 +141,9 @@ def explain(
     """
     asked = select.invariant(features) if invariant else features
     chosen = select.choose(asked, device, family=family)
-    row, proofs = manifest.read(chosen.id), proof.stored()
+    row, proofs = manifest.read(chosen.id), grades.stored()
     target = image_target(row, device) if device else ""
-    grade = proofs.grade(row, target) if target else proofs.sources.get(row.source_sha256, proof.Grade("unproven"))
+    grade = proofs.grade(row, target) if target else proofs.sources.get(row.source_sha256, grades.Grade("unproven"))
     entry = _entry(asked, device, chosen.id)
     if entry is None:
         return Explanation(chosen, asked, target, grade, 0.0, "", ())

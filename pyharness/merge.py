@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from pyharness import manifest, proof, toolchain
+from pyharness import grades, manifest, toolchain
 from pyharness.errors import ImageError
 from pyharness.report import device_slug
 
@@ -51,7 +51,7 @@ def _check_image(sha256: str, image: Any, rows: dict[str, manifest.Row], name: s
         )
 
 
-def merge(path: Path, folder: Path = proof.FOLDER, rows: Path = manifest.FOLDER) -> tuple[Path, int]:
+def merge(path: Path, folder: Path = grades.FOLDER, rows: Path = manifest.FOLDER) -> tuple[Path, int]:
     """Take a file of ssmvet into generated/vetting; gives the file that holds it now and how many images it proves.
 
     Proofs of the same images on the same device are replaced; all others are kept.
@@ -71,6 +71,6 @@ def merge(path: Path, folder: Path = proof.FOLDER, rows: Path = manifest.FOLDER)
     merged["images"] = kept.get("images", {}) | {
         sha256: image | {"by": str(document.get("tool", ""))} for sha256, image in document["images"].items()
     }
-    proof.device_grades(merged)
+    grades.device_grades(merged)
     toolchain.publish(target, (json.dumps(merged, indent=1, sort_keys=True) + "\n").encode())
     return target, len(document["images"])

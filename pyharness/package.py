@@ -26,8 +26,8 @@ from pyharness import (
     flat_vectors,
     go_module,
     golden,
+    grades,
     manifest,
-    proof,
     select,
     toolchain,
 )
@@ -178,7 +178,7 @@ def second_lane(
     return Lane(compiler, rows, kept, left_out)
 
 
-def graded(lane: Lane, proofs: proof.Proofs, include_unproven: bool) -> Lane:
+def graded(lane: Lane, proofs: grades.Proofs, include_unproven: bool) -> Lane:
     """A lane without the images that nothing proves, which are named with the command that proves them."""
     if include_unproven:
         return lane
@@ -200,12 +200,12 @@ def image_path(lane: str, row: Row, target: str) -> str:
     return f"images/{lane}/{target}/{row.family}/{row.id}.{row.targets[target].kind}"
 
 
-def _grade_document(grade: proof.Grade) -> dict[str, Any]:
+def _grade_document(grade: grades.Grade) -> dict[str, Any]:
     fields = {name: value for name, value in dataclasses.asdict(grade).items() if name != "level"}
     return fields if grade.level == "device" else {name: fields[name] for name in ("cases", "worst")}
 
 
-def _catalogue(lanes: Mapping[str, Lane], proofs: proof.Proofs) -> dict[str, bytes]:
+def _catalogue(lanes: Mapping[str, Lane], proofs: grades.Proofs) -> dict[str, bytes]:
     images, sources = {}, {}
     files: dict[str, bytes] = {}
     for name, lane in lanes.items():
@@ -244,7 +244,7 @@ def _image_files(lanes: Mapping[str, Lane], module: str) -> dict[str, bytes]:
     return files
 
 
-def _kernel_files(lanes: Mapping[str, Lane], proofs: proof.Proofs) -> dict[str, bytes]:
+def _kernel_files(lanes: Mapping[str, Lane], proofs: grades.Proofs) -> dict[str, bytes]:
     """Sources with their launchers, and the C headers."""
     files: dict[str, bytes] = {}
     for row in {kernel: row for lane in lanes.values() for kernel, row in lane.rows.items()}.values():
@@ -318,7 +318,7 @@ def check_abi(version: str) -> None:
         )
 
 
-def contents(module: str, version: str, lanes: Mapping[str, Lane], proofs: proof.Proofs) -> dict[str, bytes]:
+def contents(module: str, version: str, lanes: Mapping[str, Lane], proofs: grades.Proofs) -> dict[str, bytes]:
     """Every file of a package by path, package.json first.
 
     Raises:
@@ -444,7 +444,7 @@ def package(
     made = [pinned_lane(specs, names, workers, track, cache)]
     if nvcc:
         made.append(second_lane(specs, names, nvcc, workers, track, cache))
-    proofs = proof.stored()
+    proofs = grades.stored()
     made = [graded(lane, proofs, include_unproven) for lane in made]
     lanes = {lane_name(lane.compiler): lane for lane in made if lane.images}
     left_out = {what: why for lane in made for what, why in lane.left_out.items()}
@@ -470,9 +470,9 @@ def package(
         {"lane": "all", "family": "", "target": "", "images": images, "bytes": sum(row["bytes"] for row in table)}
     )
     table.append({"lane": "archive", "family": "", "target": "", "images": images, "bytes": packed})
-    grades = [
+    marked = [
         {"kernel": kernel, "target": target, "lane": lane, "grade": str(proofs.grade(made_lane.rows[kernel], target))}
         for lane, made_lane in lanes.items()
         for kernel, target in made_lane.images
     ]
-    return Package(name, files, tuple(paths), left_out, table, grades)
+    return Package(name, files, tuple(paths), left_out, table, marked)

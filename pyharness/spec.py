@@ -166,7 +166,8 @@ class KernelSpec(ABC):
     def limits(self) -> dict[str, list[int]]:
         """The least and the greatest of each size that this kernel takes, as the manifest stores them.
 
-        They say for Go and C what `refusal` says here. "longest" is the tokens of the longest sequence. A size that is
+        They say for Go and C what `refusal` says here. "longest" is the tokens of the longest sequence, "per_column_a"
+        1 where A has a value for each column; "SIZE_multiple" names what SIZE has to be a multiple of. A size that is
         not named may have any value.
         """
         found = {"d_state": [self.d_state, self.d_state]}
@@ -186,7 +187,10 @@ class KernelSpec(ABC):
     @property
     def takes_defaults(self) -> bool:
         """Whether every field but d_state, io and state has its default: selection falls back on such a kernel."""
-        return bool(self.d_state) and type(self)(d_state=self.d_state, io=self.io, state=self.state) == self
+        try:
+            return bool(self.d_state) and type(self)(d_state=self.d_state, io=self.io, state=self.state) == self
+        except NoKernel:
+            return False
 
     @abstractmethod
     def constants(self) -> dict[str, Any]:

@@ -161,14 +161,15 @@ def _selections() -> Iterator[dict[str, Any]]:
 
 def _plans(rows: Sequence[manifest.Row]) -> Iterator[dict[str, Any]]:
     for row in rows:
-        for d_state in (row.kernel.d_state,) if row.kernel.d_state else (1, 77, 128, 1024):
+        for d_state in (row.spec["d_state"],) if row.spec["d_state"] else (1, 77, 128, 1024):
             for tokens, sequences, heads, head_dim in (
                 (4096, 1, 64, 64),
                 (16, 16, 5, 33),
                 (0, 0, 1, 1),
                 (9, 2**31 - 1, 3, 7),
             ):
-                geometry = Geometry(tokens, sequences, heads, head_dim, 1, d_state)
+                groups = 8 if heads % 8 == 0 else 1
+                geometry = Geometry(tokens, sequences, heads, head_dim, groups, d_state)
                 plan = plans.plan(row, "sm_90", geometry)
                 yield {
                     "id": row.id,
@@ -206,6 +207,18 @@ _BATCHES: tuple[tuple[list[int], list[int], list[int]], ...] = (
 )
 
 
+def _plan_rows() -> Iterator[manifest.Row]:
+    """Rows that are there for a plan alone: of the rules that no kernel of SPECS has."""
+    base = row(SPECS[0])
+    yield replace(base, id="channels", grid={"rule": "channels", "rows": 128, "sequences": 1})
+    yield replace(base, id="channels_shared", grid={"rule": "channels", "rows": 96, "sequences": 4})
+    sizes = {"rule": "segments", "heads": 3, "chunk": 64, "state_bytes": 32776}
+    yield replace(base, id="segments_one", grid=sizes | {"segments": 1}, entries=["ssm_segments_one_walk"])
+    entries = ["ssm_segments_gather", "ssm_segments_walk"]
+    yield replace(base, id="segments", grid=sizes | {"segments": 8}, entries=entries)
+    yield replace(base, id="segments_half", grid=sizes | {"segments": 4, "gather_threads": 128}, entries=entries)
+
+
 def _batches() -> Iterator[dict[str, Any]]:
     tokens, slots = 12, 6
     x = np.ones((tokens, 1, 1), np.float32)
@@ -240,11 +253,13 @@ def _batches() -> Iterator[dict[str, Any]]:
 def document() -> dict[str, Any]:
     """The vectors: rows, table, and the cases of selection, plans and batches with what Python makes of them."""
     rows = [row(spec) for spec in SPECS]
+    extra = list(_plan_rows())
     return {
+        "plan_rows": {one.id: {"grid": one.grid, "entries": one.entries} for one in extra},
         "rows": {name: data.decode() for name, data in manifest.files(rows).items()},
         "table": table_document(TABLE),
         "selections": list(_selections()),
-        "plans": list(_plans(rows)),
+        "plans": list(_plans([*rows, *extra])),
         "batches": list(_batches()),
     }
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from pyharness import c_package, golden, manifest, merge, package, proof, vectors
+from pyharness import c_package, golden, grades, manifest, merge, package, vectors
 from pyharness.errors import ImageError, ToolchainError
 from pyharness.families import RecurrentSpec
 from tests.fake_cuda import build_driver, write_facts
@@ -72,6 +72,7 @@ def test_a_packed_module_is_formatted_and_tests_itself(tree: Path) -> None:
 @pytest.fixture(scope="module")
 def example_test(tree: Path) -> Path:
     """The example's tests as a binary, through `replace`."""
+    golden.run_go(["vet", "-tags", "cuda", "."], tree / "examples" / "go", cgo=True)
     golden.run_go(["test", "-c", "-tags", "cuda", "-o", "example.test", "."], tree / "examples" / "go", cgo=True)
     return tree / "examples" / "go" / "example.test"
 
@@ -234,6 +235,7 @@ def _selection_program(document: dict[str, Any]) -> str:
     for case in document["selections"]:
         p, device = case["problem"], case["device"] or {"name": "", "target": "", "shared_limit": 0}
         sizes = [p[name] for name in ("tokens", "sequences", "heads", "head_dim", "groups", "d_state", "longest")]
+        sizes += [int(p.get("per_column_a", 0)), p.get("checkpoint_step", 0)]
         problem = f"{{{{{_c_words(*sizes)}}}, {_c_words(p['io'], p['state'])}}}"
         lines.append(
             f"  select_case((ssm_problem){problem}, "
@@ -242,7 +244,16 @@ def _selection_program(document: dict[str, Any]) -> str:
     for case in document["plans"]:
         g = case["geometry"]
         sizes = [g[name] for name in ("tokens", "sequences", "heads", "head_dim", "groups", "d_state", "longest")]
-        lines.append(f"  plan_case({json.dumps(case['id'])}, (ssm_geometry){{{_c_words(*sizes)}}});")
+        sizes += [int(g.get("per_column_a", 0)), g.get("checkpoint_step", 0)]
+        geometry = f"(ssm_geometry){{{_c_words(*sizes)}}}"
+        extra = document["plan_rows"].get(case["id"])
+        if extra is None:
+            lines.append(f"  plan_case({json.dumps(case['id'])}, {geometry});")
+        else:
+            first = vectors.row(vectors.SPECS[0])
+            numbers = f"{first.block}, {first.targets['sm_90'].dynamic_shared}"
+            grid, names = c_package.grid_initialiser(extra["grid"]), _c_words(*extra["entries"])
+            lines.append(f"  print_plan(&(ssm_grid){grid}, {numbers}, (const char* const[]){{{names}}}, {geometry});")
     return (
         """#define SSM_NO_TABLES
 #include "ssmscan.h"
@@ -268,18 +279,22 @@ static void select_case(ssm_problem problem, const char* device, const char* tar
   printf("%s %d\\n", found < 0 ? "" : ssm_package.kernels[found].id, found < 0 ? 0 : steps);
 }
 
+static void print_plan(const ssm_grid* grid, int block, int shared, const char* const* entries, ssm_geometry sizes) {
+  ssm_plan plan;
+  if (ssm_make_plan(grid, block, shared, &sizes, &plan)) exit(1);
+  for (int i = 0; i < plan.count; i++) {
+    const ssm_shape* s = &plan.launches[i];
+    printf("%s %u %u %u %u %u %u %u ", entries[s->entry], s->grid[0], s->grid[1], s->grid[2], s->block[0], s->block[1],
+           s->block[2], s->shared_bytes);
+  }
+  printf("%lld %d %d %d\\n", (long long)plan.workspace_bytes, plan.lanes, plan.rows, plan.chunk);
+}
+
 static void plan_case(const char* id, ssm_geometry sizes) {
   for (int k = 0; ssm_package.kernels[k].id != NULL; k++) {
     const ssm_kernel* kernel = &ssm_package.kernels[k];
-    ssm_plan plan;
-    if (strcmp(kernel->id, id) != 0) continue;
-    if (ssm_make_plan(&kernel->grid, kernel->block, image_of(kernel, "sm_90")->dynamic_shared, &sizes, &plan)) exit(1);
-    for (int i = 0; i < plan.count; i++) {
-      const ssm_shape* s = &plan.launches[i];
-      printf("%s %u %u %u %u %u %u %u ", kernel->entries[s->entry], s->grid[0], s->grid[1], s->grid[2], s->block[0],
-             s->block[1], s->block[2], s->shared_bytes);
-    }
-    printf("%lld %d %d %d\\n", (long long)plan.workspace_bytes, plan.lanes, plan.rows, plan.chunk);
+    if (strcmp(kernel->id, id) == 0)
+      print_plan(&kernel->grid, kernel->block, image_of(kernel, "sm_90")->dynamic_shared, kernel->entries, sizes);
   }
 }
 
@@ -303,7 +318,7 @@ def test_c_selects_and_plans_as_python_does(tmp_path: Path) -> None:
     rows = {spec.id: vectors.row(spec) for spec in vectors.SPECS}
     shipped = {("cuda13", kernel): list(row.targets) for kernel, row in rows.items()}
     lanes = {"cuda13": {"cuda": 13000, "min_driver": "580"}}
-    tables = c_package.tables(lanes, {"cuda13": rows}, shipped, vectors.TABLE, proof.Proofs({}, {}))
+    tables = c_package.tables(lanes, {"cuda13": rows}, shipped, vectors.TABLE, grades.Proofs({}, {}))
     (tmp_path / "ssmscan_tables.h").write_bytes(tables)
     program = tmp_path / "rules"
     _cc(_selection_program(document), program, c_package.HEADERS, tmp_path, flags=("-O0",))
@@ -355,7 +370,7 @@ def test_ssmvet_proves_every_image_and_its_file_is_merged(vetted: Path, tmp_path
     assert all(image["cases"] > 3 and 0 < image["worst"] <= 1 for image in document["images"].values())
     where, count = merge.merge(vetted, tmp_path)
     assert (where, count) == (tmp_path / "fake-device.json", len(SPECS))
-    grade = proof.stored(tmp_path).grade(manifest.read(SPECS[0].id), "sm_90")
+    grade = grades.stored(tmp_path).grade(manifest.read(SPECS[0].id), "sm_90")
     assert (grade.level, grade.device) == ("device", "fake device")
     kept = json.loads(where.read_text())
     kept["images"]["other"] = kept["images"][next(iter(kept["images"]))]

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from pyharness import archive, go_module, manifest, package, proof, toolchain, verify
+from pyharness import archive, go_module, grades, manifest, package, toolchain, verify
 from pyharness.errors import ImageError, NoKernel, SsmError
 from pyharness.families import RecurrentSpec
 
@@ -167,11 +167,11 @@ def test_what_cannot_be_packed_is_refused_and_leaves_nothing(
 
 
 def test_what_is_not_proven_is_left_out_or_marked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    proofs = proof.stored()
+    proofs = grades.stored()
     unproven = manifest.read(SPECS[1].id)
     sources = {sha: grade for sha, grade in proofs.sources.items() if sha != unproven.source_sha256}
     images = {sha: grade for sha, grade in proofs.images.items() if sha != unproven.targets["sm_90"].sha256}
-    monkeypatch.setattr(proof, "stored", lambda: proof.Proofs(images, sources))
+    monkeypatch.setattr(grades, "stored", lambda: grades.Proofs(images, sources))
     made = pack(tmp_path)
     assert list(made.left_out) == [f"{SPECS[1].id} for sm_90 (cuda13)"]
     assert {row["kernel"] for row in made.grades} == {SPECS[0].id, SPECS[2].id}
@@ -179,7 +179,7 @@ def test_what_is_not_proven_is_left_out_or_marked(tmp_path: Path, monkeypatch: p
     every = pack(tmp_path, include_unproven=True)
     assert {row["kernel"]: row["grade"] for row in every.grades}[SPECS[1].id] == "unproven"
     assert b'"unproven"' in every.files["include/ssmscan_tables.h"]
-    monkeypatch.setattr(proof, "stored", lambda: proof.Proofs({}, {}))
+    monkeypatch.setattr(grades, "stored", lambda: grades.Proofs({}, {}))
     with pytest.raises(NoKernel, match="nothing to pack\nrecurrent_.*unproven: run `invoke vet --emulator`"):
         pack(tmp_path)
 

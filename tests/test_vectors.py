@@ -13,7 +13,7 @@ from pyharness import manifest, plans, select, vectors
 from pyharness.errors import ImageError
 from pyharness.families import RecurrentSpec
 from pyharness.manifest import Row
-from pyharness.spec import Geometry, Plan
+from pyharness.spec import Geometry, Launchable, Plan
 
 STALE = "templates/go/testdata/vectors.json is stale: run `python -m pyharness.vectors`"
 ROWS = {row.id: row for row in manifest.read_all()}
@@ -94,8 +94,26 @@ def test_a_row_takes_what_its_spec_takes(row: Row) -> None:
     for geometry in trials:
         longest = geometry.longest if geometry.longest >= 0 else -(-geometry.tokens // geometry.sequences)
         sizes = vars(geometry) | {"longest": longest}
-        takes = all(low <= sizes[name] <= high for name, (low, high) in row.limits.items())
+        takes = all(
+            sizes[name.removesuffix("_multiple")] % low == 0
+            if name.endswith("_multiple")
+            else low <= sizes[name] <= high
+            for name, (low, high) in row.limits.items()
+        )
         assert takes == (spec.refusal(geometry) == ""), f"{geometry}: state the reason in the family's `limits` too"
+
+
+def test_segments_worked_out_by_hand() -> None:
+    # 64 heads in 8 groups of 8, 3 heads a block: 3 runs a group, 24 in all; 2 sequences in 8 segments, chunks of 64
+    # tokens. 4096 tokens fill at most 64 + 2 segments, more than 2 * 8 = 16, so 16 x 64 heads keep a state.
+    rule = {"rule": "segments", "heads": 3, "chunk": 64, "segments": 8, "state_bytes": 1000, "gather_threads": 96}
+    kernel = Launchable(("ssm_x_gather", "ssm_x_walk"), 256, 5000)
+    plan = plans.segments_plan(rule, kernel, Geometry(4096, 2, 64, 64, 8, 128))
+    assert [(step.entry, step.grid[0], step.block[0]) for step in plan.launches] == [
+        ("ssm_x_gather", 2 * 7 * 24, 96),
+        ("ssm_x_walk", 2 * 8 * 24, 256),
+    ]
+    assert plan.workspace_bytes == 16 * 64 * 1000
 
 
 def test_a_rule_that_is_not_known_is_an_error() -> None:

@@ -96,8 +96,17 @@ static void try_(int code, const char* op) {
 // Runs one vector; the largest error over what is allowed.
 static double run(const ssm_library* library, const vector* v, ssm_choice* choice) {
   const ScanArgs* a = &v->args;
-  const ssm_problem problem = {
-      {a->tokens, a->sequences, a->heads, a->head_dim, a->groups, a->d_state, -1}, "f32", "f32"};
+  const ssm_problem problem = {.sizes = {.tokens = a->tokens,
+                                         .sequences = a->sequences,
+                                         .heads = a->heads,
+                                         .head_dim = a->head_dim,
+                                         .groups = a->groups,
+                                         .d_state = a->d_state,
+                                         .longest = -1,
+                                         .per_column_a = (a->flags & SSM_PER_COLUMN_A) != 0,
+                                         .checkpoint_step = a->checkpoint_slots != 0},
+                               .io = "f32",
+                               .state = "f32"};
   ssm_plan plan;
   if (ssm_select(library, &problem, 0, choice) || ssm_plan_for(library, choice->kernel, &problem, &plan)) die("select");
   uint64_t data, y, workspace = 0;

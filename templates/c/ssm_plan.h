@@ -15,6 +15,8 @@ enum { SSM_MAX_INTEGERS = 12, SSM_MAX_LAUNCHES = 8 };
 // sequence that is not padding, or -1 where it is not known.
 typedef struct {
   int32_t tokens, sequences, heads, head_dim, groups, d_state, longest;
+  int32_t per_column_a;     // whether A has a value for each column
+  int32_t checkpoint_step;  // divides every number of tokens behind which a state is stored before the end; 0: none is
 } ssm_geometry;
 
 // A grid rule and its integers.
@@ -98,6 +100,53 @@ static inline int ssm_padded_rows_plan(const ssm_grid* grid, const ssm_geometry*
   return ssm_one_launch(plan, g, rows, rows * lanes, ssm_ceil_div(chunk * token_bytes, 16) * 16);
 }
 
+// The runs of heads of one group: a block has one of them.
+static inline int64_t ssm_head_runs(const ssm_geometry* g, int64_t heads) {
+  return g->groups * ssm_ceil_div(g->heads / (g->groups > 1 ? g->groups : 1), heads);
+}
+
+// The rule "channels", for head_dim 1: a block a run of `rows` channels of one group and `sequences` sequences.
+static inline int ssm_channels_plan(const ssm_grid* grid, int32_t threads, int32_t shared, const ssm_geometry* g,
+                                    ssm_plan* plan) {
+  const int64_t rows = ssm_integer(grid, "rows"), sequences = ssm_integer(grid, "sequences"), limit = INT32_MAX;
+  if (rows < 1 || sequences < 1) return -1;
+  int64_t runs = ssm_head_runs(g, rows);
+  if (runs < 1) runs = 1;
+  const int64_t shares = ssm_ceil_div(g->sequences > 1 ? g->sequences : 1, sequences);
+  ssm_one_launch(plan, g, 1, threads, shared);
+  plan->launches[0].grid[0] = (uint32_t)(runs * (shares < limit / runs ? shares : limit / runs));
+  return 0;
+}
+
+static inline int ssm_segments_launch(ssm_plan* plan, int32_t entry, int64_t blocks, int64_t threads, int32_t shared) {
+  ssm_shape* launch = &plan->launches[plan->count++];
+  launch->entry = entry;
+  launch->grid[0] = (uint32_t)(blocks < INT32_MAX ? blocks : INT32_MAX);
+  launch->block[0] = (uint32_t)threads;
+  launch->grid[1] = launch->grid[2] = launch->block[1] = launch->block[2] = 1;
+  launch->shared_bytes = (uint32_t)shared;
+  return 0;
+}
+
+// The rule "segments": sequences are cut in `segments` of whole chunks, a block a (sequence, segment, run of `heads`
+// heads of one group). With several segments the entry that ends in _gather comes first, on all segments but one and
+// with `gather_threads` threads, and stores what the states become over each segment; then _walk runs all of them.
+// Entries are in alphabetical order, so with two entries 0 is _gather and 1 is _walk. The workspace is `state_bytes`
+// for each head of each segment that the tokens can fill.
+static inline int ssm_segments_plan(const ssm_grid* grid, int32_t threads, int32_t shared, const ssm_geometry* g,
+                                    ssm_plan* plan) {
+  const int64_t heads = ssm_integer(grid, "heads"), chunk = ssm_integer(grid, "chunk");
+  const int64_t segments = ssm_integer(grid, "segments"), state_bytes = ssm_integer(grid, "state_bytes");
+  const int64_t gather = ssm_integer(grid, "gather_threads");
+  if (heads < 1 || chunk < 1 || segments < 1 || state_bytes < 1) return -1;
+  const int64_t blocks = (g->sequences > 1 ? g->sequences : 1) * ssm_head_runs(g, heads);
+  if (segments == 1) return ssm_segments_launch(plan, 0, blocks, threads, shared);
+  const int64_t all = g->sequences * segments, filled = g->tokens / chunk + g->sequences;
+  plan->workspace_bytes = (all < filled ? all : filled) * g->heads * state_bytes;
+  ssm_segments_launch(plan, 0, blocks * (segments - 1), gather > 0 ? gather : threads, shared);
+  return ssm_segments_launch(plan, 1, blocks * segments, threads, shared);
+}
+
 // Finds the plan of a kernel from its grid rule, the threads of a block and its dynamic shared bytes: 0, or -1 where
 // the rule is not known here or its integers are wrong.
 static inline int ssm_make_plan(const ssm_grid* grid, int32_t threads, int32_t shared, const ssm_geometry* g,
@@ -105,6 +154,8 @@ static inline int ssm_make_plan(const ssm_grid* grid, int32_t threads, int32_t s
   memset(plan, 0, sizeof *plan);
   if (strcmp(grid->rule, "rows") == 0) return ssm_rows_plan(grid, threads, shared, g, plan);
   if (strcmp(grid->rule, "padded_rows") == 0) return ssm_padded_rows_plan(grid, g, plan);
+  if (strcmp(grid->rule, "channels") == 0) return ssm_channels_plan(grid, threads, shared, g, plan);
+  if (strcmp(grid->rule, "segments") == 0) return ssm_segments_plan(grid, threads, shared, g, plan);
   return -1;
 }
 

@@ -8,7 +8,7 @@
 //   ssm_choice choice;
 //   ssm_plan plan;
 //   if (ssm_open(0, &device) || ssm_load(&device, "path/of/the/package", NULL, 0, &library)) die(ssm_error());
-//   ssm_problem problem = {{tokens, sequences, heads, head_dim, groups, d_state, -1}, "f32", "f32"};
+//   ssm_problem problem = {{tokens, sequences, heads, head_dim, groups, d_state, -1, 0, 0}, "f32", "f32"};
 //   if (ssm_select(&library, &problem, 0, &choice) || ssm_plan_for(&library, choice.kernel, &problem, &plan)) ...
 //   ScanArgs args = {...};
 //   if (ssm_launch(&library, choice.kernel, &plan, &args, stream)) ...
@@ -208,13 +208,23 @@ static inline int64_t ssm_size(const ssm_geometry* g, const char* name) {
   if (strcmp(name, "heads") == 0) return g->heads;
   if (strcmp(name, "groups") == 0) return g->groups;
   if (strcmp(name, "longest") == 0) return ssm_longest(g);
+  if (strcmp(name, "per_column_a") == 0) return g->per_column_a;
+  if (strcmp(name, "checkpoint_step") == 0) return g->checkpoint_step;
   return -1;
 }
 
 static inline int ssm_takes(const ssm_kernel* kernel, const ssm_problem* p) {
   if (strcmp(kernel->io, p->io) != 0 || strcmp(kernel->state, p->state) != 0) return 0;
   for (int i = 0; i < SSM_MAX_LIMITS && kernel->limits[i].name != NULL; i++) {
-    const int64_t size = ssm_size(&p->sizes, kernel->limits[i].name);
+    char name[32];
+    snprintf(name, sizeof name, "%s", kernel->limits[i].name);
+    char* multiple = strstr(name, "_multiple");
+    if (multiple != NULL) *multiple = 0;
+    const int64_t size = ssm_size(&p->sizes, name);
+    if (multiple != NULL) {
+      if (size < 0 || size % kernel->limits[i].least != 0) return 0;
+      continue;
+    }
     if (size < kernel->limits[i].least || size > kernel->limits[i].most) return 0;
   }
   return 1;

@@ -17,6 +17,10 @@ type Bounds struct {
 	Groups    int32
 	DState    int32
 	IO, State DType
+	// PerColumnA says that A has a value for each column, and CheckpointStep what divides every number of tokens behind
+	// which a state is stored before a sequence's end; 0: none is.
+	PerColumnA     bool
+	CheckpointStep int32
 	// Invariant chooses by the geometry and each sequence's own length alone: whatever else is in a batch, and whatever
 	// the bounds are, a sequence has the same bits.
 	Invariant bool
@@ -29,6 +33,7 @@ func (b *Bounds) problem(sequences, tokens, longest int32) Problem {
 		Geometry: Geometry{
 			Tokens: tokens, Sequences: sequences, Longest: longest,
 			Heads: b.Heads, HeadDim: b.HeadDim, Groups: b.Groups, DState: b.DState,
+			PerColumnA: b.PerColumnA, CheckpointStep: b.CheckpointStep,
 		},
 		IO: b.IO, State: b.State,
 	}

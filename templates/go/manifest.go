@@ -125,6 +125,12 @@ func (r *Row) Refusal(p Problem) string {
 	}
 	for _, name := range slices.Sorted(maps.Keys(r.Limits)) {
 		limits := r.Limits[name]
+		if of, found := strings.CutSuffix(name, "_multiple"); found {
+			if size, ok := p.size(of); !ok || size%max(limits[0], 1) != 0 {
+				return fmt.Sprintf("it takes a %s that is a multiple of %d, the problem has %d", of, limits[0], size)
+			}
+			continue
+		}
 		if size, ok := p.size(name); !ok || size < limits[0] || size > limits[1] {
 			return fmt.Sprintf("it takes a %s of %d to %d, the problem has %d", name, limits[0], limits[1], size)
 		}

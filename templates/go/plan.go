@@ -6,6 +6,7 @@ import (
 	"math"
 	"math/bits"
 	"strconv"
+	"strings"
 )
 
 // Geometry is the sizes of a problem that decide a launch: upper bounds where a plan serves smaller batches. Longest is
@@ -18,6 +19,10 @@ type Geometry struct {
 	Groups    int32 `json:"groups"`
 	DState    int32 `json:"d_state"`
 	Longest   int32 `json:"longest"`
+
+	PerColumnA bool `json:"per_column_a"` // A has a value for each column
+	// CheckpointStep divides every number of tokens behind which, before a sequence's end, a state is stored; 0: none is.
+	CheckpointStep int32 `json:"checkpoint_step"`
 }
 
 // longest is Longest, or the average length, rounded up, where that is not known.
@@ -41,6 +46,13 @@ func (g Geometry) size(name string) (int64, bool) {
 		return int64(g.Groups), true
 	case "longest":
 		return g.longest(), true
+	case "per_column_a":
+		if g.PerColumnA {
+			return 1, true
+		}
+		return 0, true
+	case "checkpoint_step":
+		return int64(g.CheckpointStep), true
 	}
 	return 0, false
 }
@@ -67,7 +79,8 @@ type GridRule struct {
 	Integers map[string]int64
 }
 
-// UnmarshalJSON reads the rule of a manifest row, one object of the name and the integers.
+// UnmarshalJSON reads the rule of a manifest row, one object of the name and the integers; anything else in it is for
+// readers of the manifest.
 func (g *GridRule) UnmarshalJSON(text []byte) error {
 	var fields map[string]any
 	if err := json.Unmarshal(text, &fields); err != nil {
@@ -77,17 +90,14 @@ func (g *GridRule) UnmarshalJSON(text []byte) error {
 	for name, value := range fields {
 		switch value := value.(type) {
 		case string:
-			if name != "rule" {
-				return fmt.Errorf("grid rule: want an integer %s, have %q", name, value)
+			if name == "rule" {
+				g.Rule = value
 			}
-			g.Rule = value
 		case float64:
 			if value != math.Trunc(value) {
 				return fmt.Errorf("grid rule: want an integer %s, have %v", name, value)
 			}
 			g.Integers[name] = int64(value)
-		default:
-			return fmt.Errorf("grid rule: want an integer %s, have %v", name, value)
 		}
 	}
 	return nil
@@ -104,6 +114,8 @@ type launchable struct {
 var planRules = map[string]func(map[string]int64, launchable, Geometry) (KernelPlan, error){
 	"rows":        rowsPlan,
 	"padded_rows": paddedRowsPlan,
+	"channels":    channelsPlan,
+	"segments":    segmentsPlan,
 }
 
 // Plan finds the launches of a kernel's image for upper bounds.
@@ -170,4 +182,63 @@ func paddedRowsPlan(rule map[string]int64, _ launchable, g Geometry) (KernelPlan
 		Launches: []Launch{{0, rowsGrid(g, rows), [3]uint32{uint32(rows * lanes), 1, 1}, uint32(shared)}},
 		Lanes:    int32(lanes), Rows: int32(rows), Chunk: int32(chunk),
 	}, nil
+}
+
+// headRuns is the runs of heads of one group: a block has one of them.
+func headRuns(g Geometry, heads int64) int64 {
+	return int64(g.Groups) * ceilDiv(int64(g.Heads/max(g.Groups, 1)), heads)
+}
+
+// channelsPlan is the rule "channels", for head_dim 1: a block a run of `rows` channels of one group and `sequences`
+// sequences.
+func channelsPlan(rule map[string]int64, kernel launchable, g Geometry) (KernelPlan, error) {
+	if rule["rows"] < 1 || rule["sequences"] < 1 {
+		return KernelPlan{}, fmt.Errorf("rows %d, sequences %d", rule["rows"], rule["sequences"])
+	}
+	runs := max(headRuns(g, rule["rows"]), 1)
+	shares := ceilDiv(int64(max(g.Sequences, 1)), rule["sequences"])
+	grid := [3]uint32{uint32(runs * min(shares, math.MaxInt32/runs)), 1, 1}
+	return KernelPlan{Launches: []Launch{{0, grid, [3]uint32{kernel.threads, 1, 1}, kernel.sharedBytes}}}, nil
+}
+
+// segmentsPlan is the rule "segments": sequences are cut in `segments` of whole chunks, a block a (sequence, segment, run of
+// `heads` heads of one group). With several segments the entry that ends in _gather comes first, on all segments but one
+// and with `gather_threads` threads, and stores what the states become over each segment; then _walk runs all of them. The
+// workspace is `state_bytes` for each head of each segment that the tokens can fill.
+func segmentsPlan(rule map[string]int64, kernel launchable, g Geometry) (KernelPlan, error) {
+	for _, name := range []string{"heads", "chunk", "segments", "state_bytes"} {
+		if rule[name] < 1 {
+			return KernelPlan{}, fmt.Errorf("%s %d", name, rule[name])
+		}
+	}
+	segments, blocks := rule["segments"], int64(max(g.Sequences, 1))*headRuns(g, rule["heads"])
+	launch := func(suffix string, count int64, threads uint32) (Launch, error) {
+		for i, entry := range kernel.entries {
+			if strings.HasSuffix(entry, suffix) {
+				grid := [3]uint32{uint32(min(blocks*count, math.MaxInt32)), 1, 1}
+				return Launch{i, grid, [3]uint32{threads, 1, 1}, kernel.sharedBytes}, nil
+			}
+		}
+		return Launch{}, fmt.Errorf("no entry %s", suffix)
+	}
+	var plan KernelPlan
+	if segments > 1 {
+		threads := kernel.threads
+		if rule["gather_threads"] > 0 {
+			threads = uint32(rule["gather_threads"])
+		}
+		gather, err := launch("_gather", segments-1, threads)
+		if err != nil {
+			return KernelPlan{}, err
+		}
+		plan.Launches = append(plan.Launches, gather)
+		kept := min(int64(g.Sequences)*segments, int64(g.Tokens)/rule["chunk"]+int64(g.Sequences))
+		plan.WorkspaceBytes = kept * int64(g.Heads) * rule["state_bytes"]
+	}
+	walk, err := launch("_walk", segments, kernel.threads)
+	if err != nil {
+		return KernelPlan{}, err
+	}
+	plan.Launches = append(plan.Launches, walk)
+	return plan, nil
 }

@@ -76,7 +76,26 @@ func (p *Problem) Geometry() ssmscan.Geometry {
 	return ssmscan.Geometry{
 		Tokens: int32(p.Tokens), Sequences: int32(p.Sequences), Heads: int32(p.Heads), HeadDim: int32(p.HeadDim),
 		Groups: int32(p.Groups), DState: int32(p.DState), Longest: longest,
+		PerColumnA: p.PerColumnA, CheckpointStep: p.checkpointStep(),
 	}
+}
+
+// checkpointStep divides every number of tokens of a sequence behind which, before its end, a state is stored.
+func (p *Problem) checkpointStep() int32 {
+	var step int32
+	for s := range p.Sequences {
+		for t := p.CuSeqlens[s]; p.CheckpointSlots != nil && t < p.CuSeqlens[s+1]-1; t++ {
+			if p.CheckpointSlots[t] >= 0 {
+				for a, b := step, t+1-p.CuSeqlens[s]; ; a, b = b%a, a {
+					if a == 0 {
+						step = b
+						break
+					}
+				}
+			}
+		}
+	}
+	return step
 }
 
 // group is the group of a head.

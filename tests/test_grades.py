@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from pyharness import emulator_proof, explain, manifest, proof, select
+from pyharness import emulator_proof, explain, grades, manifest, select
 from pyharness.errors import DeviceError, ImageError, NoKernel
 from pyharness.families import RecurrentSpec
 from pyharness.render import render
@@ -25,10 +25,10 @@ def _document(device: str, date: str, **images: str) -> dict[str, Any]:
     return {"device": device, "images": {sha: proven | {"kernel": kernel} for kernel, sha in images.items()}}
 
 
-def _stored(folder: Path, **documents: dict[str, Any]) -> proof.Proofs:
+def _stored(folder: Path, **documents: dict[str, Any]) -> grades.Proofs:
     for name, document in documents.items():
         (folder / f"{name}.json").write_text(json.dumps(document))
-    return proof.stored(folder)
+    return grades.stored(folder)
 
 
 def test_an_image_is_proven_by_its_hash_then_by_its_source(tmp_path: Path) -> None:
@@ -37,7 +37,7 @@ def test_an_image_is_proven_by_its_hash_then_by_its_source(tmp_path: Path) -> No
     one, two = _document("One", "2026-01-02", a=sha), _document("Two", "2026-01-03", a=sha)
     proofs = _stored(tmp_path, emulator=source, one=one, two=two)
     assert str(proofs.grade(ROW, "sm_90")) == "proven on Two, driver 580.1, 2026-01-03"
-    assert proofs.grade(ROW, "sm_80") == proof.Grade("emulator", cases=2, worst=0.1)
+    assert proofs.grade(ROW, "sm_80") == grades.Grade("emulator", cases=2, worst=0.1)
     changed = dict(ROW.targets) | {"sm_90": replace(ROW.targets["sm_90"], sha256="0" * 64)}
     assert proofs.grade(replace(ROW, targets=changed), "sm_90").level == "emulator"
     assert proofs.grade(replace(ROW, targets=changed, source_sha256="1" * 64), "sm_90").level == "unproven"
@@ -48,10 +48,10 @@ def test_an_image_is_proven_by_its_hash_then_by_its_source(tmp_path: Path) -> No
 def test_a_malformed_proof_is_refused(tmp_path: Path) -> None:
     (tmp_path / "card.json").write_text('{"device": "A card", "images": {"00": {"cases": 1}}}')
     with pytest.raises(ImageError, match="without 'driver'"):
-        proof.stored(tmp_path)
+        grades.stored(tmp_path)
     (tmp_path / "card.json").write_text("{")
     with pytest.raises(ImageError, match=r"card\.json was to hold proofs as JSON"):
-        proof.stored(tmp_path)
+        grades.stored(tmp_path)
 
 
 def test_the_emulator_proves_a_source_once_and_drops_what_is_gone(tmp_path: Path) -> None:
@@ -61,14 +61,14 @@ def test_the_emulator_proves_a_source_once_and_drops_what_is_gone(tmp_path: Path
     def run(*, again: bool = False) -> dict[str, Any]:
         return emulator_proof.vet_on_emulator(catalogue=(spec,), folder=tmp_path, again=again, progress=told.append)
 
-    (tmp_path / proof.EMULATOR).write_text(
+    (tmp_path / grades.EMULATOR).write_text(
         json.dumps({"sources": {"gone": {"kernel": "gone", "cases": 1, "worst": 0}}})
     )
     (found,) = run()["sources"].values()
     assert found["kernel"] == spec.id
     assert found["cases"] == 4
     assert 0 < found["worst"] <= 1
-    assert list(json.loads((tmp_path / proof.EMULATOR).read_text())["sources"]) == [
+    assert list(json.loads((tmp_path / grades.EMULATOR).read_text())["sources"]) == [
         manifest.source_sha256(render(spec))
     ]
     run()
@@ -88,12 +88,12 @@ def test_a_wrong_source_is_not_proven(tmp_path: Path, monkeypatch: pytest.Monkey
     )
     with pytest.raises(DeviceError, match=f"1 of 1 kernels failed on the emulator:\n{spec.id}: "):
         emulator_proof.vet_on_emulator(catalogue=(spec,), folder=tmp_path)
-    assert json.loads((tmp_path / proof.EMULATOR).read_text()) == {"sources": {}}
+    assert json.loads((tmp_path / grades.EMULATOR).read_text()) == {"sources": {}}
 
 
 def test_every_current_proof_of_the_emulator_is_of_the_catalogue() -> None:
     sources = {row.source_sha256: row.id for row in manifest.read_all()}
-    document = json.loads((proof.FOLDER / proof.EMULATOR).read_text())
+    document = json.loads((grades.FOLDER / grades.EMULATOR).read_text())
     kept = {sha: found for sha, found in document["sources"].items() if sha in sources}
     assert kept, "run `invoke vet --emulator`"
     for sha, found in kept.items():
@@ -128,7 +128,7 @@ def test_an_explanation_has_grade_time_and_runners_up(monkeypatch: pytest.Monkey
     (tmp_path / "card" / "recurrent.json").write_text(json.dumps(document))
     told = explain.explain(FEATURES, Device("A card", "sm_90"), benches=tmp_path)
     assert told.target == "sm_90"
-    assert told.grade == proof.stored().grade(ROW, "sm_90")
+    assert told.grade == grades.stored().grade(ROW, "sm_90")
     assert told.microseconds == 500.0
     assert [one.id for one in told.runners_up] == ["slow", "a", "slower"]
     text = "\n".join(told.lines())
