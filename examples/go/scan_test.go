@@ -226,24 +226,21 @@ func TestLaunchesAllocateNothingAndACallersContextWillDo(t *testing.T) {
 	}
 	m := newMixed(t, theirs, []int{2, 30}, false)
 	m.check(t, m.run(t, 0))
-	args := ssmscan.ScanArgs{X: 1} // refused before anything is launched
+	wrong := ssmscan.ScanArgs{X: 1} // refused before anything is launched
 	var invalid *ssmscan.InvalidProblemError
-	if err := theirs.Launch(0, m.plan, &args, 256); !errors.As(err, &invalid) {
+	if err := theirs.Launch(0, m.plan, &wrong, 256); !errors.As(err, &invalid) {
 		t.Errorf("an odd address: want an InvalidProblemError, have %v", err)
 	}
-	session, err := ssmtest.Place(device, theirs.Loaded(m.plan.Parts[0].Kernel.Row.ID), 1, 1)
-	if err != nil {
-		t.Fatal(err)
-	}
-	allocations := testing.AllocsPerRun(20, func() {
-		if err := session.Launch(0); err != nil {
+	args, blob := m.place(t)
+	allocations := testing.AllocsPerRun(5, func() {
+		if err := theirs.Launch(0, m.plan, args, blob); err != nil {
 			t.Fatal(err)
 		}
 	})
 	if allocations != 0 {
 		t.Errorf("a launch: want no allocation, have %v", allocations)
 	}
-	if err := errors.Join(device.Synchronize(0), session.Close(), theirs.Close(), device.Close()); err != nil {
+	if err := errors.Join(device.Synchronize(0), theirs.Close(), device.Close()); err != nil {
 		t.Error(err)
 	}
 }
