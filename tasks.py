@@ -14,10 +14,15 @@ from invoke import Collection, Context, Exit, task
 
 from pyharness import build as builder
 from pyharness import doctor as doctors
+from pyharness import emulator_proof, go_module, golden, gpus, measure, proof, replay, report, suite
+from pyharness import explain as explaining
 from pyharness import fuzz as fuzzing
-from pyharness import golden, gpus, measure, proof, replay, report, suite
 from pyharness import lint as linter
+from pyharness import merge as merging
+from pyharness import package as packing
 from pyharness import select as selection
+from pyharness import tune as tuning
+from pyharness import verify as verifying
 from pyharness import vet as vetting
 from pyharness.errors import SsmError
 from pyharness.listing import Progress, table
@@ -140,6 +145,7 @@ def _tell(what: str) -> None:
         "family": "prove only kernels of this family",
         "sanitize": "also run compute-sanitizer's four tools over a small set",
         "bitwise": "also compare the bits of all configurations of update at 920 points",
+        "emulator": "prove sources in the emulator instead of images on a GPU: those that have no proof yet",
         "device": "number of the GPU",
         "json": "print JSON",
     }
@@ -149,10 +155,15 @@ def vet(
     family: str = "",
     sanitize: bool = False,
     bitwise: bool = False,
+    emulator: bool = False,
     device: str = "0",
     json_: bool = False,
 ) -> None:
-    """Prove the catalogue on a GPU against the oracle and store the proofs in generated/vetting."""
+    """Prove the catalogue on a GPU or in the emulator; the proofs are kept in generated/vetting."""
+    if emulator:
+        proven = emulator_proof.vet_on_emulator(family or None, progress=_tell)
+        _show(sorted(proven["sources"].values(), key=lambda source: source["kernel"]), json_)
+        return
     document = vetting.vet(family or None, _whole("device", device), sanitize, _tell, bitwise)
     names = ("kernel", "cases", "worst", "worst_case", "registers", "dynamic_shared")
     _show([{name: proof[name] for name in names} for proof in document["images"].values()], json_)
@@ -209,7 +220,8 @@ def bench(
         "family": "take only kernels of this family",
         "device": "a GPU that was measured and need not be here, such as H200; default: the GPU present",
         "arch": "target of a GPU that need not be here, such as sm_90",
-        "explain": "tell why, and every step down",
+        "invariant": "choose by geometry and a sequence's own length alone, so that bits do not change with the batch",
+        "explain": "tell why and every step down, the grade, the expected time and the runners-up",
         "json": "print JSON",
     },
 )
@@ -226,6 +238,7 @@ def select_(
     family: str = "",
     device: str = "",
     arch: str = "",
+    invariant: bool = False,
     explain: bool = False,
     json_: bool = False,
 ) -> None:
@@ -242,13 +255,106 @@ def select_(
     where = selection.named_device(device, arch)
     if where is None:
         where = next((selection.Device(gpu.name, gpu.target) for gpu in gpus.driver().gpus), None)
-    chosen = selection.choose(features, where, family=family or None)
+    told = explaining.explain(features, where, family=family or None, invariant=invariant)
     if json_:
-        print(json.dumps({"id": chosen.id, "why": chosen.why, "steps": chosen.steps}, indent=2))
+        print(json.dumps(told.document(), indent=2))
         return
-    print(chosen.id)
+    print(told.selection.id)
     if explain:
-        print("\n".join([chosen.why, *chosen.steps]))
+        print("\n".join(told.lines()))
+
+
+@_command(
+    help={
+        "family": "measure only kernels of this family",
+        "points": "points of the grid, comma-separated; default: all",
+        "again": "measure also what the record holds",
+        "table": "measure nothing: write the selection table from what is stored",
+        "device": "number of the GPU",
+        "json": "print JSON",
+    }
+)
+def tune(
+    _c: Context,
+    family: str = "",
+    points: str = "",
+    again: bool = False,
+    table: bool = False,
+    device: str = "0",
+    json_: bool = False,
+) -> None:
+    """Measure kernels over a grid of problems on a GPU, resumably, and write the selection table."""
+    if not table:
+        named = [name for name in points.split(",") if name]
+        ordinal = _whole("device", device)
+        record = tuning.tune(family or None, named, again=again, ordinal=ordinal, track=Progress)
+        _show(tuning.winners(record), json_)
+    written = tuning.write_table()
+    _tell(f"generated/selection.json: {len(written.entries)} entries")
+
+
+@_command(
+    name="package",
+    help={
+        "arch": "targets, comma-separated; default: all",
+        "family": "families, comma-separated; default: all",
+        "module": "path of the Go module",
+        "version": "version of the package, v1.2.3; default: the project's",
+        "nvcc": "an nvcc of another CUDA major version, 12.8 or 12.9: adds a lane for older drivers",
+        "include_unproven": "also pack images that nothing proves",
+        "merge": "pack nothing: take in a file of proofs that ssmvet wrote on another card",
+        "jobs": "compilers at a time; default: one a core",
+        "json": "print JSON",
+    },
+)
+def package_(
+    _c: Context,
+    arch: str = "",
+    family: str = "",
+    module: str = go_module.PLACEHOLDER,
+    version: str = "",
+    nvcc: str = "",
+    include_unproven: bool = False,
+    merge: str = "",
+    jobs: str = "",
+    json_: bool = False,
+) -> None:
+    """Pack images, proofs, the selection table, the Go module and the C headers into dist/."""
+    if merge:
+        where, count = merging.merge(Path(merge))
+        print(f"{where.relative_to(builder.ROOT)}: {count} images proven")
+        return
+    made = packing.package(
+        arch,
+        family,
+        module,
+        version,
+        nvcc=nvcc,
+        include_unproven=include_unproven,
+        workers=_whole("jobs", jobs),
+        track=Progress,
+    )
+    if json_:
+        written = [path.relative_to(builder.ROOT).as_posix() for path in made.paths]
+        print(
+            json.dumps(
+                {"sizes": made.sizes, "images": made.grades, "left_out": made.left_out, "files": written}, indent=2
+            )
+        )
+        return
+    print(table(made.grades))
+    print(table(made.sizes))
+    for what, why in made.left_out.items():
+        print(f"left out: {what}: {why}")
+    for path in made.paths:
+        print(path.relative_to(builder.ROOT))
+
+
+@_command(name="verify", positional=["file"], help={"file": "an archive of invoke package, or its folder"})
+def verify_(_c: Context, file: str) -> None:
+    """Check a package: every byte, every image against its manifest row, and the ABI."""
+    whole = verifying.verify(Path(file))
+    print(f"{whole.name}: whole, {whole.files} files, {whole.rows} kernels, {whole.images} images")
 
 
 @_command(
@@ -381,4 +487,7 @@ def clean(_c: Context) -> None:
         print(f"removed {folder.relative_to(builder.ROOT)}/")
 
 
-ns = Collection(generate, build, test, vet, bench, select_, go_, peers, fuzz, doctor, lint, clean)
+ns = Collection(
+    *(generate, build, test, vet, tune, bench, select_, package_, verify_, go_),
+    *(peers, fuzz, doctor, lint, clean),
+)

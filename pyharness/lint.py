@@ -14,6 +14,7 @@ from pyharness.toolchain import ROOT
 
 _WIDTH = 120
 _PYTHON = ("pyharness", "tests", "tasks.py")
+_GO = ("templates/go", "examples/go")
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,7 @@ def _beside(name: str) -> str:
 def _cuda_sources() -> list[str]:
     folder = ROOT / "templates"
     found = [path for ending in ("*.cuh", "*.cu") for path in folder.rglob(ending)]
+    found += [*(folder / "c").glob("*.h"), *(ROOT / "examples").rglob("*.c")]
     return [path.relative_to(ROOT).as_posix() for path in sorted(found)]
 
 
@@ -76,7 +78,7 @@ def run() -> Iterator[Check]:
     yield Check("emitted lines", long_lines(emitted), "break the line in templates/kernels, then invoke build")
     goroot = golden.run_go(["env", "GOROOT"], golden.SOURCES, cgo=False).strip()
     gofmt = str(Path(goroot) / "bin" / "gofmt")
-    yield Check("gofmt", _said([gofmt, "-d", "templates/go"], says_when_wrong=True), f"{gofmt} -w templates/go")
+    yield Check("gofmt", _said([gofmt, "-d", *_GO], says_when_wrong=True), f"{gofmt} -w {' '.join(_GO)}")
     yield Check("go vet", _go_vet(), "")
 
 

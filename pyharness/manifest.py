@@ -55,7 +55,9 @@ class Row:
         args_bytes: size of ScanArgs.
         args: name, offset and type of its fields, as `pyharness.args.layout` gives them.
         block: threads; the largest where a launch decides.
-        grid: the named rule that finds the grid, with its integers.
+        grid: the named rule that makes a plan, with its integers: see `pyharness.plans`.
+        limits: least and greatest of the sizes that it takes, as `KernelSpec.limits` has them.
+        default: whether every field but d_state, io and state has its default, which selection falls back on.
         targets: by target, each of `pyharness.spec.TARGETS` that is not excluded.
         excluded: by target, why it has no image.
         compiler: version of nvcc.
@@ -71,6 +73,8 @@ class Row:
     args: list[dict[str, int | str]]
     block: int
     grid: dict[str, Any]
+    limits: dict[str, list[int]]
+    default: bool
     targets: dict[str, TargetImage]
     excluded: dict[str, str]
     source_sha256: str
@@ -142,6 +146,8 @@ def make_row(
         args=args.layout(),
         block=spec.threads,
         grid=spec.grid_rule,
+        limits=spec.limits,
+        default=spec.takes_defaults,
         targets={
             image.target: TargetImage(
                 image.kind,

@@ -8,11 +8,15 @@ The rule is meant to be stated again in Go and C, so it uses integers only. For 
 3. *Nearest.* Else the entry of this device with the same d_state, io and state that is nearest by
    `distance` = |bits(batch_heads) - bits(batch_heads')| + |bits(tokens) - bits(tokens')|, where bits(v) is the number
    of binary digits of v (0 for 0; Go: bits.Len64, C: 64 - clzll), batch_heads is sequences * heads, and tokens counts
-   all tokens of the call.
+   all tokens of the call. What was reported and not measured here counts for its exact problem alone: it says nothing
+   of kernels that came later.
 4. *Same target.* Else 2 and 3 among entries of other devices of the same target; a device without a name starts here.
 5. *Default.* Else the default of (d_state, io, state): the table's, then the recurrent kernel whose fields all take
    their defaults, then the recurrent kernel with the smallest id.
 6. *Generic.* Else `recurrent_generic_*` of the same io and state.
+
+The `invariant` mode puts `invariant(problem)` in place of the problem, so that what is chosen, and with it every bit
+of the result, depends on the geometry and on the sequence's own length alone, whatever else the batch holds.
 
 Entries whose kernel was filtered out do not count. Ties go to the smallest kernel id, in byte order. Without a device
 the rule starts at 5. Every step below the first that was looked at is a step down: it is listed in the result and
@@ -24,7 +28,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -37,6 +41,10 @@ from pyharness.spec import DTYPE_BYTES, IO_DTYPES, TARGETS, Geometry, KernelSpec
 
 SCHEMA_VERSION = 1
 SOURCES = ("measured", "reported", "default")
+#: A sequence of at most so many tokens is decode: a mixed batch is split there, and an invariant choice made.
+DECODE_TOKENS = 8
+#: Sequences of one token, and tokens of one sequence, for which an invariant choice is made.
+INVARIANT_DECODE, INVARIANT_PREFILL = 16, 4096
 #: Fields of an entry that say what was found; the others say for what.
 _VALUES = ("target", "kernel", "microseconds", "source")
 TABLE_PATH = Path(__file__).resolve().parents[1] / "generated" / "selection.json"
@@ -137,6 +145,20 @@ def distance(features: Features, entry: Entry) -> int:
     """Octaves between a problem and an entry, over batch x heads and tokens."""
     batch = abs(bits(features.batch_heads) - bits(entry.batch_heads))
     return batch + abs(bits(features.geometry.tokens) - bits(entry.tokens))
+
+
+def invariant(features: Features) -> Features:
+    """What an invariant choice is made for: 16 sequences of 1 token for decode, 1 of 4096 for prefill.
+
+    Where the longest sequence is not known, it is taken to have the average length.
+    """
+    g = features.geometry
+    longest = g.longest if g.longest >= 0 else -(-g.tokens // max(g.sequences, 1))
+    if longest <= DECODE_TOKENS:
+        sizes = {"sequences": INVARIANT_DECODE, "tokens": INVARIANT_DECODE, "longest": DECODE_TOKENS}
+    else:
+        sizes = {"sequences": 1, "tokens": INVARIANT_PREFILL, "longest": INVARIANT_PREFILL}
+    return replace(features, geometry=replace(g, **sizes))
 
 
 def mismatch(features: Features, spec: KernelSpec) -> str:
@@ -366,8 +388,9 @@ def _from_entries(
             best = min(exact, key=lambda e: e.kernel)
             return best.kernel, f"{best.source} for this problem on {best.device}"
         steps.append(f"no entry for this problem on {where}")
-        if rows:
-            best = min(rows, key=lambda e: (distance(features, e), e.kernel))
+        nearby = [e for e in rows if e.source != "reported"]
+        if nearby:
+            best = min(nearby, key=lambda e: (distance(features, e), e.kernel))
             octaves = distance(features, best)
             return best.kernel, f"{best.source} on {best.device} for the nearest problem, {octaves} octaves away"
         steps.append(f"no entry with d_state {features.geometry.d_state}, {features.io}, {features.state} on {where}")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import re
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -87,6 +88,21 @@ class Plan:
     chunk: int = 0
 
 
+@dataclass(frozen=True)
+class Launchable:
+    """What a grid rule knows of a kernel: entries in launch order, threads and dynamic shared bytes of a block."""
+
+    entries: tuple[str, ...]
+    threads: int
+    shared_bytes: int
+
+
+def rows_plan(rule: Mapping[str, Any], kernel: Launchable, geometry: Geometry) -> Plan:
+    """The rule "rows": one launch of a block a (sequence, head, run of `rows` rows)."""
+    grid = rows_grid(geometry, max(int(rule["rows"]), 1))
+    return Plan((Launch(kernel.entries[0], grid, (kernel.threads, 1, 1), kernel.shared_bytes),))
+
+
 @dataclass(frozen=True, kw_only=True)
 class KernelSpec(ABC):
     """One specialised kernel.
@@ -150,6 +166,35 @@ class KernelSpec(ABC):
     def most_tokens(self) -> int:
         """Tokens of the longest sequence that the kernel is for, 0 where any will do."""
         return 0
+
+    @property
+    def limits(self) -> dict[str, list[int]]:
+        """The least and the greatest of each size that this kernel takes, as the manifest stores them.
+
+        They say for Go and C what `refusal` says here. "longest" is the tokens of the longest sequence, "per_column_a"
+        1 where A has a value for each column; "SIZE_multiple" names what SIZE has to be a multiple of. A size that is
+        not named may have any value.
+        """
+        found = {"d_state": [self.d_state, self.d_state]}
+        head_dim: int = getattr(self, "head_dim", 0)
+        if head_dim:
+            found["head_dim"] = [head_dim, head_dim]
+        if self.most_tokens:
+            found["longest"] = [0, self.most_tokens]
+        return found
+
+    @property
+    def launchable(self) -> Launchable:
+        """What a grid rule knows of this kernel."""
+        return Launchable((self.symbol(),), self.threads, self.shared_bytes)
+
+    @property
+    def takes_defaults(self) -> bool:
+        """Whether every field but d_state, io and state has its default: selection falls back on such a kernel."""
+        try:
+            return bool(self.d_state) and type(self)(d_state=self.d_state, io=self.io, state=self.state) == self
+        except NoKernel:
+            return False
 
     @abstractmethod
     def constants(self) -> dict[str, Any]:

@@ -13,6 +13,7 @@ import pytest
 from pyharness import args, golden
 from pyharness.errors import NoKernel, ToolchainError
 from pyharness.oracle import oracle
+from tests.fake_cuda import build_driver
 
 CONFORMING = {"registers": 40, "static_shared": 16, "local_bytes": 0}
 
@@ -57,13 +58,9 @@ def staged(go: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def fake_driver(staged: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def fake_driver(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a libcuda.so.1 that computes on the CPU."""
-    folder = tmp_path_factory.mktemp("driver")
-    source = staged / "fakecuda" / "libcuda.c"
-    command = ["gcc", "-std=c11", "-Wall", "-Werror", "-O2", "-shared", "-fPIC"]
-    subprocess.run([*command, "-o", str(folder / "libcuda.so.1"), str(source), "-lm"], check=True)
-    return folder
+    return build_driver(tmp_path_factory.mktemp("driver"))
 
 
 def _run(binary: Path, *options: str, **environment: str) -> subprocess.CompletedProcess[str]:

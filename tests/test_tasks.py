@@ -12,14 +12,17 @@ import pytest
 from invoke import Context, Exit
 
 import tasks
-from pyharness import build, doctor, gpus, lint, listing, problem_file, suite
+from pyharness import build, doctor, gpus, lint, listing, manifest, problem_file, suite
 from pyharness.cases import Shape, draw
 from pyharness.errors import DeviceError
 from pyharness.families import RecurrentSpec
 from pyharness.toolchain import ROOT
 
 H200 = gpus.Driver("580.65.06", "13.0", (gpus.Gpu("NVIDIA H200", 9, 0),))
-TASKS = ("generate", "build", "test", "vet", "bench", "select", "go", "peers", "fuzz", "doctor", "lint", "clean")
+TASKS = (
+    *("generate", "build", "test", "vet", "tune", "bench", "select", "package", "verify", "go"),
+    *("peers", "fuzz", "doctor", "lint", "clean"),
+)
 
 
 def invoke(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -137,7 +140,7 @@ def test_doctor_lists_what_is_here() -> None:
 
 
 @pytest.mark.skipif(bool(gpus.driver().gpus), reason="there is a GPU here")
-@pytest.mark.parametrize("arguments", [("test", "--gpu"), ("vet",), ("bench",)])
+@pytest.mark.parametrize("arguments", [("test", "--gpu"), ("vet",), ("bench",), ("tune",)])
 def test_gpu_work_without_a_gpu_fails(arguments: tuple[str, ...]) -> None:
     shown = invoke(*arguments)
     assert shown.returncode == 1
@@ -267,3 +270,36 @@ def test_peers_refuses_what_cannot_run() -> None:
         refused = invoke("peers", *arguments)
         assert refused.returncode == 1
         assert message in refused.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("package", "--version", "1.0"), "error: --version must be of the form v1.2.3, found '1.0'"),
+        (("package", "--arch", "sm_1"), "error: --arch must name some of sm_75,"),
+        (("package", "--family", "woven"), "error: --family must name some of recurrent"),
+        (
+            ("package", "--merge", "nowhere.json"),
+            "error: a file that ssmvet wrote was wanted, found nothing at nowhere",
+        ),
+        (("verify", "nowhere.tar.gz"), "error: an archive of `invoke package` or its folder was wanted, found nothing"),
+        (("verify", "LICENSE"), "error: LICENSE: an archive of `invoke package` was wanted, found another file"),
+        (("tune", "--points", "nowhere"), "error: --points must name some of decode_1x1"),
+        (("tune", "--device", "first"), "error: --device must be a whole number, found 'first'"),
+        (("vet", "--emulator", "--family", "woven"), "error: family 'woven' has no kernel in the catalogue"),
+    ],
+    ids=lambda value: "_".join(value[:2]) if isinstance(value, tuple) else "",
+)
+def test_packing_and_tuning_say_what_is_wrong(arguments: tuple[str, ...], message: str) -> None:
+    shown = invoke(*arguments)
+    assert shown.returncode == 1
+    assert message in shown.stderr
+    assert "Traceback" not in shown.stderr
+
+
+def test_an_invariant_choice_says_its_grade_and_time() -> None:
+    arguments = ("select", "--device", "H200", "--invariant", "--explain", "--sequences", "5", "--tokens", "5")
+    chosen, *told = invoke(*arguments).stdout.splitlines()
+    assert chosen in manifest.ids()
+    assert any(line.startswith("grade: proven on ") for line in told)
+    assert any(line.startswith("expected time: ") for line in told)

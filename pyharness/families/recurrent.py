@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from pyharness.errors import NoKernel
@@ -13,9 +14,11 @@ from pyharness.spec import (
     Geometry,
     KernelSpec,
     Launch,
+    Launchable,
     Plan,
     power_of_two_at_least,
     rows_grid,
+    rows_plan,
 )
 
 LAYOUTS = ("block", "slices", "interleaved", "padded", "swizzled", "tiled", "generic")
@@ -58,6 +61,21 @@ def token_floats(d_state: int, lanes: int, rows: int, layout: str) -> int:
 def default_chunk(d_state: int, lanes: int, rows: int, layout: str) -> int:
     """Tokens whose staging fits 32 KiB, at least 1 and at most 64."""
     return max(1, min(MAX_CHUNK, STAGING_BUDGET // (4 * token_floats(d_state, lanes, rows, layout))))
+
+
+def padded_rows_plan(rule: Mapping[str, Any], kernel: Launchable, geometry: Geometry) -> Plan:
+    """The rule "padded_rows": `rows_plan` with lanes, rows, chunk and shared memory found from d_state at run time.
+
+    The lanes of a row are the power of two that covers d_state at `columns` a lane, at most 32; a block has `threads`
+    threads and at most `rows` rows; a chunk is what fits `staging_bytes`, at most `chunk` tokens.
+    """
+    lanes = min(32, power_of_two_at_least(-(-geometry.d_state // rule["columns"])))
+    rows = max(1, min(rule["rows"], rule["threads"] // lanes))
+    token_bytes = 4 * token_floats(geometry.d_state, lanes, rows, "generic")
+    chunk = max(1, min(rule["chunk"], rule["staging_bytes"] // token_bytes))
+    shared = -(-chunk * token_bytes // 16) * 16
+    launch = Launch(kernel.entries[0], rows_grid(geometry, rows), (rows * lanes, 1, 1), shared)
+    return Plan((launch,), lanes=lanes, rows=rows, chunk=chunk)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -230,8 +248,20 @@ class RecurrentSpec(KernelSpec):
 
     @property
     def grid_rule(self) -> dict[str, Any]:
-        rows = {"block": 1, "generic": 0}.get(self.layout, self.rows)
-        return {"rule": "rows", "rows": rows}
+        if self.layout == "generic":
+            return {
+                "rule": "padded_rows",
+                "columns": 32,
+                "threads": self.threads,
+                "rows": 64,
+                "chunk": MAX_CHUNK,
+                "staging_bytes": STAGING_BUDGET,
+            }
+        return {"rule": "rows", "rows": 1 if self.layout == "block" else self.rows}
+
+    @property
+    def limits(self) -> dict[str, list[int]]:
+        return {"d_state": [1, MAX_D_STATE]} if self.layout == "generic" else super().limits
 
     def constants(self) -> dict[str, Any]:
         return {"spec": self}
@@ -248,12 +278,7 @@ class RecurrentSpec(KernelSpec):
         reason = self.refusal(geometry)
         if reason:
             raise NoKernel(f"{self.id}: {reason}")
-        lanes, rows, chunk, shared, threads = self.lanes, self.rows, self.chunk, self.shared_bytes, self.threads
         if self.layout == "generic":
-            lanes = default_lanes(geometry.d_state)
-            rows = max(1, min(64, 128 // lanes))
-            chunk = default_chunk(geometry.d_state, lanes, rows, self.layout)
-            shared = -(-4 * chunk * token_floats(geometry.d_state, lanes, rows, self.layout) // 16) * 16
-            threads = rows * lanes
-        launch = Launch(self.symbol(), rows_grid(geometry, max(rows, 1)), (threads, 1, 1), shared)
-        return Plan((launch,), lanes=lanes, rows=rows, chunk=chunk)
+            return padded_rows_plan(self.grid_rule, self.launchable, geometry)
+        plan = rows_plan(self.grid_rule, self.launchable, geometry)
+        return replace(plan, lanes=self.lanes, rows=self.rows, chunk=self.chunk)

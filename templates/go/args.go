@@ -88,6 +88,7 @@ const (
 	F32  DType = "f32"
 	BF16 DType = "bf16"
 	F16  DType = "f16"
+	I8   DType = "i8" // the state alone
 )
 
 // Bytes is the size of one element, 0 for a type that is not known.
@@ -97,6 +98,8 @@ func (t DType) Bytes() int64 {
 		return 4
 	case BF16, F16:
 		return 2
+	case I8:
+		return 1
 	}
 	return 0
 }

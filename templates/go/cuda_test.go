@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"example.com/ssmscan/internal/golden"
+	"example.com/ssmscan/internal/storage"
 )
 
 // openDevice opens the first GPU, or skips where there is none or where it cannot run images of the staged target.
@@ -28,9 +29,9 @@ func openDevice(t *testing.T, target string) *Device {
 			t.Error(err)
 		}
 	})
-	if target[:len(target)-1] != device.Target[:len(device.Target)-1] || device.Target < target {
+	if device.fit(target, false) == 0 {
 		t.Skipf("%s is %s, which cannot run the staged images of %s: uv run invoke go --arch %s",
-			device.Name, device.Target, target, device.Target)
+			device.Name, device.Target(), target, device.Target())
 	}
 	return device
 }
@@ -45,7 +46,7 @@ func TestOpenSaysErrNoCUDAOrFindsADevice(t *testing.T) {
 	}
 	defer device.Close()
 	t.Logf("%s, %s, %d bytes of shared memory a block, driver for CUDA %d.%d",
-		device.Name, device.Target, device.SharedLimit, device.DriverVersion/1000, device.DriverVersion%1000/10)
+		device.Name, device.Target(), device.SharedLimit, device.DriverVersion/1000, device.DriverVersion%1000/10)
 	var driver *DriverError
 	if _, err := Open(1 << 20); !errors.As(err, &driver) || driver.Op != "cuDeviceGet" {
 		t.Errorf("device 2^20: want a DriverError of cuDeviceGet, have %v", err)
@@ -202,17 +203,35 @@ func arguments(t *testing.T, vector *golden.Vector, buffers map[string]*buffer) 
 	return args
 }
 
+// planFor makes the plan of a kernel for a vector.
+func planFor(t *testing.T, kernel *Kernel, vector *golden.Vector) *KernelPlan {
+	t.Helper()
+	plan, err := kernel.Row.Plan(kernel.Target, Geometry{
+		Tokens: vector.Tokens, Sequences: vector.Sequences, Heads: vector.Heads, HeadDim: vector.HeadDim,
+		Groups: vector.Groups, DState: vector.DState, Longest: -1,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if plan.WorkspaceBytes > 0 {
+		t.Fatalf("%s: want a kernel without workspace, have %d bytes", kernel.Row.ID, plan.WorkspaceBytes)
+	}
+	return &plan
+}
+
 func runVector(t *testing.T, device *Device, kernel *Kernel, vector *golden.Vector) {
 	io, state := DType(vector.IO).Bytes(), DType(vector.State).Bytes()
 	buffers := placeVector(t, device, vector)
 	args := arguments(t, vector, buffers)
+	plan := planFor(t, kernel, vector)
+	args.Lanes, args.Rows, args.Chunk = plan.Lanes, plan.Rows, plan.Chunk
 
 	// run launches once over fresh contents and gives the stored y and state; the rest must be as it was.
 	run := func() map[string][]byte {
 		for _, buffer := range buffers {
 			buffer.upload(t, device)
 		}
-		if err := kernel.Launch(0, args); err != nil {
+		if err := kernel.Launch(0, plan, args); err != nil {
 			t.Fatal(err)
 		}
 		if err := device.Synchronize(0); err != nil {
@@ -243,7 +262,7 @@ func runVector(t *testing.T, device *Device, kernel *Kernel, vector *golden.Vect
 	var line []string
 	for _, output := range []struct{ name, dtype string }{{"y", vector.IO}, {"state", vector.State}} {
 		expect := vector.Expect[output.name]
-		values, err := golden.Decode(output.dtype, first[output.name])
+		values, err := storage.Decode(output.dtype, first[output.name])
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -278,8 +297,10 @@ func TestLaunchAllocatesNothingAndItsErrorsNameTheKernel(t *testing.T) {
 		buffer.upload(t, device)
 	}
 	args := arguments(t, vector, buffers)
+	plan := planFor(t, kernel, vector)
+	args.Lanes, args.Rows, args.Chunk = plan.Lanes, plan.Rows, plan.Chunk
 	allocations := testing.AllocsPerRun(100, func() {
-		if err := kernel.Launch(0, args); err != nil {
+		if err := kernel.Launch(0, plan, args); err != nil {
 			t.Fatal(err)
 		}
 	})
@@ -290,8 +311,8 @@ func TestLaunchAllocatesNothingAndItsErrorsNameTheKernel(t *testing.T) {
 		t.Fatal(err)
 	}
 	var driver *DriverError
-	args.Heads = 0 // an empty grid
-	err = kernel.Launch(0, args)
+	plan.Launches[0].Grid[0] = 0
+	err = kernel.Launch(0, plan, args)
 	if !errors.As(err, &driver) || driver.Op != "cuLaunchKernel" || driver.Kernel != kernels[0].row.ID {
 		t.Errorf("an empty grid: want a DriverError of cuLaunchKernel for %s, have %v", kernels[0].row.ID, err)
 	}

@@ -5,6 +5,7 @@
 #include <dlfcn.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 // The driver's own types, as its ABI has them.
 typedef int CUresult;
@@ -32,6 +33,7 @@ enum {
 #define DRIVER_FUNCTIONS(X)                                                                                \
   X(cuInit, (unsigned))                                                                                    \
   X(cuDriverGetVersion, (int *))                                                                           \
+  X(cuDeviceGetCount, (int *))                                                                             \
   X(cuDeviceGet, (CUdevice *, int))                                                                        \
   X(cuDeviceGetName, (char *, int, CUdevice))                                                              \
   X(cuDeviceGetAttribute, (int *, int, CUdevice))                                                          \
@@ -39,7 +41,15 @@ enum {
   X(cuDevicePrimaryCtxRelease_v2, (CUdevice))                                                              \
   X(cuCtxPushCurrent_v2, (CUcontext))                                                                      \
   X(cuCtxPopCurrent_v2, (CUcontext *))                                                                     \
+  X(cuCtxGetDevice, (CUdevice *))                                                                          \
   X(cuStreamSynchronize, (CUstream))                                                                       \
+  X(cuStreamCreate, (CUstream *, unsigned))                                                                \
+  X(cuStreamDestroy_v2, (CUstream))                                                                        \
+  X(cuEventCreate, (void **, unsigned))                                                                    \
+  X(cuEventDestroy_v2, (void *))                                                                           \
+  X(cuEventRecord, (void *, CUstream))                                                                     \
+  X(cuEventSynchronize, (void *))                                                                          \
+  X(cuEventElapsedTime, (float *, void *, void *))                                                         \
   X(cuModuleLoadData, (CUmodule *, const void *))                                                          \
   X(cuModuleUnload, (CUmodule))                                                                            \
   X(cuModuleGetFunction, (CUfunction *, CUmodule, const char *))                                           \
@@ -50,6 +60,7 @@ enum {
   X(cuMemAlloc_v2, (CUdeviceptr *, size_t))                                                                \
   X(cuMemFree_v2, (CUdeviceptr))                                                                           \
   X(cuMemcpyHtoD_v2, (CUdeviceptr, const void *, size_t))                                                  \
+  X(cuMemcpyHtoDAsync_v2, (CUdeviceptr, const void *, size_t, CUstream))                                   \
   X(cuMemcpyDtoH_v2, (void *, CUdeviceptr, size_t))                                                        \
   X(cuGetErrorName, (CUresult, const char **))                                                             \
   X(cuGetErrorString, (CUresult, const char **))
@@ -108,17 +119,38 @@ void ssm_describe(int32_t code, const char **name, const char **detail) {
   if (*detail == NULL) *detail = "the driver has no description";
 }
 
-ssm_status ssm_open(int32_t ordinal, ssm_device *device) {
-  memset(device, 0, sizeof *device);
-  device->ordinal = ordinal;
+ssm_status ssm_count(int32_t *devices) {
+  TRY(cuDeviceGetCount, devices);
+  return status(0, NULL);
+}
+
+static ssm_status describe_device(ssm_device *device) {
   TRY(cuDriverGetVersion, &device->driver_version);
-  TRY(cuDeviceGet, &device->device, ordinal);
   TRY(cuDeviceGetName, device->name, sizeof device->name, device->device);
   TRY(cuDeviceGetAttribute, &device->major, ATTRIBUTE_CAPABILITY_MAJOR, device->device);
   TRY(cuDeviceGetAttribute, &device->minor, ATTRIBUTE_CAPABILITY_MINOR, device->device);
   TRY(cuDeviceGetAttribute, &device->shared_limit, ATTRIBUTE_SHARED_OPTIN, device->device);
+  return status(0, NULL);
+}
+
+ssm_status ssm_open(int32_t ordinal, ssm_device *device) {
+  memset(device, 0, sizeof *device);
+  device->ordinal = ordinal;
+  TRY(cuDeviceGet, &device->device, ordinal);
+  const ssm_status described = describe_device(device);
+  if (described.code != 0) return described;
   TRY(cuDevicePrimaryCtxRetain, &device->context, device->device);
   return status(0, NULL);
+}
+
+ssm_status ssm_describe_context(uintptr_t context, ssm_device *device) {
+  memset(device, 0, sizeof *device);
+  device->ordinal = -1;
+  device->context = (void *)context;
+  ENTER((void *)context);
+  CHECK(cuCtxGetDevice, &device->device);
+  result = describe_device(device);
+  LEAVE;
 }
 
 ssm_status ssm_close(int32_t device) {
@@ -171,6 +203,22 @@ ssm_status ssm_launch(void *context, void *function, uintptr_t stream, ssm_geome
   LEAVE;
 }
 
+ssm_status ssm_launch_cost(void *context, void *function, uintptr_t stream, ssm_geometry geometry, ssm_args args,
+                           int32_t count, int64_t *nanoseconds) {
+  size_t bytes = sizeof args;
+  void *extra[] = {LAUNCH_PARAM_BUFFER_POINTER, &args, LAUNCH_PARAM_BUFFER_SIZE, &bytes, LAUNCH_PARAM_END};
+  const uint32_t *grid = geometry.grid, *block = geometry.block;
+  struct timespec first, last;
+  ENTER(context);
+  clock_gettime(CLOCK_MONOTONIC, &first);
+  for (int32_t i = 0; i < count; i++)
+    CHECK(cuLaunchKernel, function, grid[0], grid[1], grid[2], block[0], block[1], block[2], geometry.shared_bytes,
+          (CUstream)stream, NULL, extra);
+  clock_gettime(CLOCK_MONOTONIC, &last);
+  *nanoseconds = (last.tv_sec - first.tv_sec) * INT64_C(1000000000) + (last.tv_nsec - first.tv_nsec);
+  LEAVE;
+}
+
 ssm_status ssm_synchronize(void *context, uintptr_t stream) {
   ENTER(context);
   CHECK(cuStreamSynchronize, (CUstream)stream);
@@ -195,8 +243,53 @@ ssm_status ssm_upload(void *context, uint64_t address, const void *host, size_t 
   LEAVE;
 }
 
+ssm_status ssm_upload_async(void *context, uint64_t address, const void *host, size_t bytes, uintptr_t stream) {
+  // Pageable memory is staged before the call returns, so the caller may change it at once.
+  ENTER(context);
+  CHECK(cuMemcpyHtoDAsync_v2, address, host, bytes, (CUstream)stream);
+  LEAVE;
+}
+
 ssm_status ssm_download(void *context, void *host, uint64_t address, size_t bytes) {
   ENTER(context);
   CHECK(cuMemcpyDtoH_v2, host, address, bytes);
+  LEAVE;
+}
+
+ssm_status ssm_stream_create(void *context, uintptr_t *stream) {
+  enum { NON_BLOCKING = 1 };
+  ENTER(context);
+  CHECK(cuStreamCreate, (CUstream *)stream, NON_BLOCKING);
+  LEAVE;
+}
+
+ssm_status ssm_stream_destroy(void *context, uintptr_t stream) {
+  ENTER(context);
+  CHECK(cuStreamDestroy_v2, (CUstream)stream);
+  LEAVE;
+}
+
+ssm_status ssm_event_create(void *context, void **event) {
+  ENTER(context);
+  CHECK(cuEventCreate, event, 0);
+  LEAVE;
+}
+
+ssm_status ssm_event_destroy(void *context, void *event) {
+  ENTER(context);
+  CHECK(cuEventDestroy_v2, event);
+  LEAVE;
+}
+
+ssm_status ssm_event_record(void *context, void *event, uintptr_t stream) {
+  ENTER(context);
+  CHECK(cuEventRecord, event, (CUstream)stream);
+  LEAVE;
+}
+
+ssm_status ssm_event_milliseconds(void *context, void *first, void *second, float *milliseconds) {
+  ENTER(context);
+  CHECK(cuEventSynchronize, second);
+  CHECK(cuEventElapsedTime, milliseconds, first, second);
   LEAVE;
 }

@@ -44,18 +44,35 @@ ssm_status ssm_load(void);
 // Name and description of a CUresult; static strings, never NULL.
 void ssm_describe(int32_t code, const char **name, const char **detail);
 
+ssm_status ssm_count(int32_t *devices);
+// Retains the primary context of a device, which is the one that the runtime API uses; ssm_close releases it.
 ssm_status ssm_open(int32_t ordinal, ssm_device *device);
 ssm_status ssm_close(int32_t device);
+// Describes the device of a context that is the caller's and stays so.
+ssm_status ssm_describe_context(uintptr_t context, ssm_device *device);
 
 // Each call below makes the context current, works and restores the context that was current.
 ssm_status ssm_module_load(void *context, const void *image, size_t bytes, void **module);
 ssm_status ssm_module_unload(void *context, void *module);
 ssm_status ssm_get_function(void *context, void *module, const char *symbol, int32_t shared_bytes, ssm_function *out);
 ssm_status ssm_launch(void *context, void *function, uintptr_t stream, ssm_geometry geometry, ssm_args args);
+// Launches many times within one context switch and gives the nanoseconds of the CPU: what cuLaunchKernel alone costs.
+ssm_status ssm_launch_cost(void *context, void *function, uintptr_t stream, ssm_geometry geometry, ssm_args args,
+                           int32_t count, int64_t *nanoseconds);
 ssm_status ssm_synchronize(void *context, uintptr_t stream);
 ssm_status ssm_alloc(void *context, size_t bytes, uint64_t *address);
 ssm_status ssm_free(void *context, uint64_t address);
 ssm_status ssm_upload(void *context, uint64_t address, const void *host, size_t bytes);
+ssm_status ssm_upload_async(void *context, uint64_t address, const void *host, size_t bytes, uintptr_t stream);
 ssm_status ssm_download(void *context, void *host, uint64_t address, size_t bytes);
+
+// Streams that do not wait for the default stream, and events that time what lies between them.
+ssm_status ssm_stream_create(void *context, uintptr_t *stream);
+ssm_status ssm_stream_destroy(void *context, uintptr_t stream);
+ssm_status ssm_event_create(void *context, void **event);
+ssm_status ssm_event_destroy(void *context, void *event);
+ssm_status ssm_event_record(void *context, void *event, uintptr_t stream);
+// Waits for the second event.
+ssm_status ssm_event_milliseconds(void *context, void *first, void *second, float *milliseconds);
 
 #endif

@@ -1,3 +1,3 @@
 module example.com/ssmscan
 
-go 1.23
+go 1.24

@@ -6,7 +6,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"maps"
-	"math"
 	"reflect"
 	"slices"
 	"strconv"
@@ -36,12 +35,6 @@ type Image struct {
 	Usage         map[string]Usage `json:"usage"`
 }
 
-// GridRule names how a launch finds its grid, with the integers of the rule.
-type GridRule struct {
-	Rule string `json:"rule"`
-	Rows int64  `json:"rows"`
-}
-
 // Spec is the part of a kernel's specification that a caller matches a problem against.
 type Spec struct {
 	DState int32 `json:"d_state"`
@@ -51,15 +44,23 @@ type Spec struct {
 
 // Row is one kernel of the manifest, as pyharness/manifest.py describes it.
 type Row struct {
-	Schema    int              `json:"schema"`
-	ID        string           `json:"id"`
-	Spec      Spec             `json:"spec"`
-	Entries   []string         `json:"entries"`
-	ArgsBytes int              `json:"args_bytes"`
-	Args      []Field          `json:"args"`
-	Block     int              `json:"block"` // threads
-	Grid      GridRule         `json:"grid"`
-	Targets   map[string]Image `json:"targets"`
+	Schema       int                 `json:"schema"`
+	ID           string              `json:"id"`
+	Family       string              `json:"family"`
+	Spec         Spec                `json:"spec"`
+	Entries      []string            `json:"entries"`
+	ArgsBytes    int                 `json:"args_bytes"`
+	Args         []Field             `json:"args"`
+	Block        int                 `json:"block"` // threads
+	Grid         GridRule            `json:"grid"`
+	Limits       map[string][2]int64 `json:"limits"`  // least and greatest of sizes; "longest" is that of a sequence
+	Default      bool                `json:"default"` // what selection falls back on for its d_state and types
+	Targets      map[string]Image    `json:"targets"`
+	Excluded     map[string]string   `json:"excluded"` // by target, why there is no image
+	SourceSHA256 string              `json:"source_sha256"`
+	Compiler     string              `json:"compiler"`
+	MinDriver    string              `json:"min_driver"` // first driver branch that loads the images
+	Numerics     int                 `json:"numerics_revision"`
 }
 
 // schema is the form of the manifest that this package reads.
@@ -108,19 +109,33 @@ func (r *Row) CheckLayout() error {
 	return nil
 }
 
-// Blocks is the number of blocks on grid.x for a batch. Kernels stride over what is left when it reaches its limit.
-func (r *Row) Blocks(sequences, heads, headDim int32) (uint32, error) {
-	rule := r.Grid
-	if rule.Rule != "rows" || rule.Rows < 1 {
-		return 0, &ImageError{r.ID, "grid rule", "rows with at least 1 row", fmt.Sprintf("%s with %d", rule.Rule, rule.Rows)}
+// noTarget is the error of an image that the row does not have.
+func (r *Row) noTarget(target string) error {
+	have := strings.Join(slices.Sorted(maps.Keys(r.Targets)), ", ")
+	if reason, ok := r.Excluded[target]; ok {
+		have += " (" + target + ": " + reason + ")"
 	}
-	const limit = math.MaxInt32
-	rowBlocks := (int64(headDim) + rule.Rows - 1) / rule.Rows
-	blocks := int64(max(sequences, 1)) * int64(heads) // below 2^62
-	if rowBlocks > 0 && blocks > limit/rowBlocks {
-		return limit, nil
+	return &ImageError{r.ID, "target", target, have}
+}
+
+// Refusal says why the kernel does not take a problem, or is empty.
+func (r *Row) Refusal(p Problem) string {
+	if r.Spec.IO != p.IO || r.Spec.State != p.State {
+		return fmt.Sprintf("its io and state are %s and %s, the problem's %s and %s", r.Spec.IO, r.Spec.State, p.IO, p.State)
 	}
-	return uint32(blocks * rowBlocks), nil
+	for _, name := range slices.Sorted(maps.Keys(r.Limits)) {
+		limits := r.Limits[name]
+		if of, found := strings.CutSuffix(name, "_multiple"); found {
+			if size, ok := p.size(of); !ok || size%max(limits[0], 1) != 0 {
+				return fmt.Sprintf("it takes a %s that is a multiple of %d, the problem has %d", of, limits[0], size)
+			}
+			continue
+		}
+		if size, ok := p.size(name); !ok || size < limits[0] || size > limits[1] {
+			return fmt.Sprintf("it takes a %s of %d to %d, the problem has %d", name, limits[0], limits[1], size)
+		}
+	}
+	return ""
 }
 
 // check compares an image with what the row says of it for a target, and the row with this package.
@@ -128,12 +143,12 @@ func (r *Row) check(target string, image []byte) (*Image, error) {
 	if err := r.CheckLayout(); err != nil {
 		return nil, err
 	}
-	if len(r.Entries) != 1 {
-		return nil, &ImageError{r.ID, "entries", "1", strconv.Itoa(len(r.Entries))}
+	if len(r.Entries) == 0 {
+		return nil, &ImageError{r.ID, "entries", "at least 1", "0"}
 	}
 	want, ok := r.Targets[target]
 	if !ok {
-		return nil, &ImageError{r.ID, "target", target, strings.Join(slices.Sorted(maps.Keys(r.Targets)), ", ")}
+		return nil, r.noTarget(target)
 	}
 	if len(image) != want.Bytes {
 		return nil, &ImageError{r.ID, "image bytes", strconv.Itoa(want.Bytes), strconv.Itoa(len(image))}

@@ -7,7 +7,10 @@ import (
 )
 
 func TestGridCountsBlocksOfRows(t *testing.T) {
-	row := Row{ID: "test", Grid: GridRule{Rule: "rows", Rows: 32}}
+	row := Row{
+		ID: "test", Block: 128, Grid: GridRule{"rows", map[string]int64{"rows": 32}},
+		Entries: []string{"ssm_test"}, Targets: map[string]Image{"sm_90": {DynamicShared: 5000}},
+	}
 	for _, test := range []struct {
 		sequences, heads, headDim int32
 		want                      uint32
@@ -19,14 +22,18 @@ func TestGridCountsBlocksOfRows(t *testing.T) {
 		{math.MaxInt32, 1, 32, math.MaxInt32},
 		{math.MaxInt32, math.MaxInt32, math.MaxInt32, math.MaxInt32},
 	} {
-		have, err := row.Blocks(test.sequences, test.heads, test.headDim)
-		if err != nil || have != test.want {
-			t.Errorf("grid of %v: want %d, have %d (%v)", test, test.want, have, err)
+		plan, err := row.Plan("sm_90", Geometry{Sequences: test.sequences, Heads: test.heads, HeadDim: test.headDim})
+		want := Launch{0, [3]uint32{test.want, 1, 1}, [3]uint32{128, 1, 1}, 5000}
+		if err != nil || len(plan.Launches) != 1 || plan.Launches[0] != want {
+			t.Errorf("plan of %v: want %v, have %v (%v)", test, want, plan, err)
 		}
 	}
 	var image *ImageError
+	if _, err := row.Plan("sm_75", Geometry{}); !errors.As(err, &image) || image.Field != "target" {
+		t.Errorf("no image: want an ImageError of the target, have %v", err)
+	}
 	row.Grid.Rule = "columns"
-	if _, err := row.Blocks(1, 1, 1); !errors.As(err, &image) || image.Field != "grid rule" {
+	if _, err := row.Plan("sm_90", Geometry{}); !errors.As(err, &image) || image.Field != "grid rule" {
 		t.Errorf("unknown rule: want an ImageError of the grid rule, have %v", err)
 	}
 }

@@ -7,6 +7,8 @@ import (
 	"encoding/json"
 	"fmt"
 	"math"
+
+	"example.com/ssmscan/internal/storage"
 )
 
 const magic = "SSMGOLD1"
@@ -109,35 +111,13 @@ func Read(file []byte) (*Vector, error) {
 	return vector, nil
 }
 
-// Decode turns stored elements of a type ("f32" or "bf16") into numbers.
-func Decode(dtype string, stored []byte) ([]float64, error) {
-	var values []float64
-	switch dtype {
-	case "f32":
-		for ; len(stored) >= 4; stored = stored[4:] {
-			values = append(values, float64(math.Float32frombits(binary.LittleEndian.Uint32(stored))))
-		}
-	case "bf16":
-		for ; len(stored) >= 2; stored = stored[2:] {
-			values = append(values, float64(math.Float32frombits(uint32(binary.LittleEndian.Uint16(stored))<<16)))
-		}
-	default:
-		return nil, fmt.Errorf("golden: want elements of f32 or bf16, have %s", dtype)
-	}
-	return values, nil
-}
-
-// unit is one unit in the last place of a bf16 at a value other than 0, and 0 for f32, whose rounding the bounds include.
+// unit is one unit in the last place of a 16-bit type at a value other than 0, and 0 for f32, whose rounding the bounds
+// include.
 func unit(dtype string, value float64) float64 {
-	if dtype != "bf16" {
+	if dtype == "f32" {
 		return 0
 	}
-	const mantissaBits, leastExponent = 7, -126
-	fraction, exponent := math.Frexp(math.Abs(value))
-	if math.RoundToEven(math.Ldexp(fraction, mantissaBits+1)) == 1<<(mantissaBits+1) {
-		exponent++ // the value rounds up to the next power of two
-	}
-	return math.Ldexp(1, max(exponent-1, leastExponent)-mantissaBits)
+	return storage.Unit(dtype, value)
 }
 
 // Errors are an output's distances from what was expected: ||error|| / ||expected||, and the largest

@@ -1,0 +1,173 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Runs the golden vectors of this package through the header-only loader: each is a problem with the results of a
+// float64 oracle, in f32. What a call must not change is checked too.
+//
+//   cc -O2 -I../../include -o scan scan.c -ldl -lm
+//   ./scan ../.. vectors/*.flat
+
+#include <math.h>
+
+#include "ssmscan.h"
+
+static void die(const char* what) {
+  fprintf(stderr, "scan: %s: %s\n", what, ssm_error());
+  exit(1);
+}
+
+// A vector as pyharness/flat_vectors.py writes it; the pointers of args are 1 + an offset in the data, 0 for none.
+typedef struct {
+  int64_t data_bytes, y_bytes, y_values, slot_count;
+  double y_bounds[3], state_bounds[3];  // norm, rtol, atol
+  ScanArgs args;
+  int64_t* slots;
+  unsigned char* data;
+  double *y, *states;
+  unsigned char* file;
+} vector;
+
+static int read_vector(const char* path, vector* v) {
+  FILE* file = fopen(path, "rb");
+  if (file == NULL) return ssm_fail("cannot open it");
+  fseek(file, 0, SEEK_END);
+  const long size = ftell(file);
+  rewind(file);
+  v->file = (unsigned char*)malloc((size_t)size);
+  const size_t have = fread(v->file, 1, (size_t)size, file);
+  fclose(file);
+  const size_t head = 8 + 4 * 8 + 6 * 8 + sizeof(ScanArgs);
+  if (have != (size_t)size || have < head || memcmp(v->file, "SSMFLAT1", 8) != 0) return ssm_fail("not a vector");
+  const unsigned char* at = v->file + 8;
+  memcpy(&v->data_bytes, at, 32);
+  memcpy(v->y_bounds, at + 32, 24);
+  memcpy(v->state_bounds, at + 56, 24);
+  memcpy(&v->args, at + 80, sizeof(ScanArgs));
+  const ScanArgs* a = &v->args;
+  const int64_t slot = (int64_t)a->heads * a->head_dim * a->d_state;
+  const size_t wanted = head + 8 * v->slot_count + v->data_bytes + 8 * v->y_values + 8 * v->slot_count * slot;
+  if (have != wanted) return ssm_fail("want %zu bytes, have %zu", wanted, have);
+  v->slots = (int64_t*)(v->file + head);
+  v->data = v->file + head + 8 * v->slot_count;
+  v->y = (double*)(v->data + v->data_bytes);
+  v->states = v->y + v->y_values;
+  return 0;
+}
+
+// Both distances of an output: the relative norm over its bound, and the worst element over its own.
+static double share(const double* want, const float* have, int64_t count, const double bounds[3], double* squares,
+                    double* scale) {
+  double worst = 0;
+  for (int64_t i = 0; i < count; i++) {
+    double expected;
+    memcpy(&expected, want + i, 8);
+    const double off = fabs(have[i] - expected);
+    if (!(off <= (expected == 0 ? 0 : bounds[2] + bounds[1] * fabs(expected)))) worst = INFINITY;
+    *squares += off * off;
+    *scale += expected * expected;
+  }
+  return worst;
+}
+
+static double check(const vector* v, const unsigned char* y, const unsigned char* after, unsigned char* before) {
+  const ScanArgs* a = &v->args;
+  const int64_t row = (int64_t)a->heads * a->head_dim, slot = row * a->d_state;
+  double worst = 0, squares = 0, scale = 0;
+  for (int64_t t = 0; t < a->tokens; t++)
+    worst =
+        fmax(worst, share(v->y + t * row, (const float*)(y + 4 * t * a->y_stride), row, v->y_bounds, &squares, &scale));
+  if (squares > 0) worst = fmax(worst, sqrt(squares / scale) / v->y_bounds[0]);
+  squares = scale = 0;
+  for (int64_t i = 0; i < v->slot_count; i++) {
+    int64_t number;
+    memcpy(&number, v->slots + i, 8);
+    const int64_t offset = (int64_t)a->state - 1 + 4 * number * a->state_stride;
+    worst = fmax(worst,
+                 share(v->states + i * slot, (const float*)(after + offset), slot, v->state_bounds, &squares, &scale));
+    memcpy(before + offset, after + offset, 4 * slot);  // stored: it may differ
+  }
+  if (squares > 0) worst = fmax(worst, sqrt(squares / scale) / v->state_bounds[0]);
+  return memcmp(before, after, v->data_bytes) == 0 ? worst : INFINITY;
+}
+
+static void try_(int code, const char* op) {
+  if (ssm_check(code, op, "")) die("driver");
+}
+
+// Runs one vector; the largest error over what is allowed.
+static double run(const ssm_library* library, const vector* v, ssm_choice* choice) {
+  const ScanArgs* a = &v->args;
+  const ssm_problem problem = {.sizes = {.tokens = a->tokens,
+                                         .sequences = a->sequences,
+                                         .heads = a->heads,
+                                         .head_dim = a->head_dim,
+                                         .groups = a->groups,
+                                         .d_state = a->d_state,
+                                         .longest = -1,
+                                         .per_column_a = (a->flags & SSM_PER_COLUMN_A) != 0,
+                                         .checkpoint_step = a->checkpoint_slots != 0},
+                               .io = "f32",
+                               .state = "f32"};
+  ssm_plan plan;
+  if (ssm_select(library, &problem, 0, choice) || ssm_plan_for(library, choice->kernel, &problem, &plan)) die("select");
+  uint64_t data, y, workspace = 0;
+  void* popped;
+  try_(ssm_driver.cuCtxPushCurrent_v2(library->device->context), "cuCtxPushCurrent");
+  try_(ssm_driver.cuMemAlloc_v2(&data, (size_t)v->data_bytes), "cuMemAlloc");
+  try_(ssm_driver.cuMemAlloc_v2(&y, (size_t)v->y_bytes), "cuMemAlloc");
+  if (plan.workspace_bytes > 0) try_(ssm_driver.cuMemAlloc_v2(&workspace, (size_t)plan.workspace_bytes), "cuMemAlloc");
+  unsigned char *before = (unsigned char*)malloc(v->data_bytes), *after = (unsigned char*)malloc(v->data_bytes);
+  unsigned char* out = (unsigned char*)malloc(v->y_bytes);
+  memcpy(before, v->data, v->data_bytes);
+  memset(out, 0xFF, v->y_bytes);  // a NaN where nothing is stored
+  try_(ssm_driver.cuMemcpyHtoD_v2(data, before, (size_t)v->data_bytes), "cuMemcpyHtoD");
+  try_(ssm_driver.cuMemcpyHtoD_v2(y, out, (size_t)v->y_bytes), "cuMemcpyHtoD");
+  try_(ssm_driver.cuCtxPopCurrent_v2(&popped), "cuCtxPopCurrent");
+
+  ScanArgs args = *a;
+  uint64_t* pointers = &args.x;
+  for (int i = 0; i < 19; i++)
+    if (pointers[i] != 0) pointers[i] += data - 1;
+  args.y = y;
+  args.workspace = workspace;
+  args.workspace_bytes = plan.workspace_bytes;
+  if (ssm_launch(library, choice->kernel, &plan, &args, NULL)) die("launch");
+
+  try_(ssm_driver.cuCtxPushCurrent_v2(library->device->context), "cuCtxPushCurrent");
+  try_(ssm_driver.cuStreamSynchronize(NULL), "cuStreamSynchronize");
+  try_(ssm_driver.cuMemcpyDtoH_v2(after, data, (size_t)v->data_bytes), "cuMemcpyDtoH");
+  try_(ssm_driver.cuMemcpyDtoH_v2(out, y, (size_t)v->y_bytes), "cuMemcpyDtoH");
+  try_(ssm_driver.cuMemFree_v2(data), "cuMemFree");
+  try_(ssm_driver.cuMemFree_v2(y), "cuMemFree");
+  if (workspace != 0) try_(ssm_driver.cuMemFree_v2(workspace), "cuMemFree");
+  try_(ssm_driver.cuCtxPopCurrent_v2(&popped), "cuCtxPopCurrent");
+  const double worst = check(v, out, after, before);
+  free(before);
+  free(after);
+  free(out);
+  return worst;
+}
+
+int main(int count, char** arguments) {
+  static ssm_library library;
+  ssm_device device;
+  int failed = 0;
+  if (count < 3) {
+    fprintf(stderr, "usage: scan PACKAGE VECTOR...\n");
+    return 2;
+  }
+  if (ssm_open(0, &device)) die("open");
+  if (ssm_load(&device, arguments[1], NULL, 0, &library)) die("load");
+  for (int i = 2; i < count; i++) {
+    vector v;
+    ssm_choice choice = {0};
+    if (read_vector(arguments[i], &v)) die(arguments[i]);
+    const double worst = run(&library, &v, &choice);
+    const char* id = ssm_package.kernels[choice.kernel].id;
+    printf("%s %s: %.3f of what is allowed, by %s (%s)\n", worst <= 1 ? "ok" : "WRONG", arguments[i], worst, id,
+           choice.grade);
+    failed += !(worst <= 1);
+    free(v.file);
+  }
+  if (ssm_unload(&library) || ssm_close(&device)) die("close");
+  return failed > 0;
+}

@@ -1,0 +1,326 @@
+//go:build cuda && cgo
+
+package main
+
+import (
+	"encoding/binary"
+	"errors"
+	"math"
+	"sync"
+	"testing"
+	"time"
+
+	"example.com/ssmscan"
+	"example.com/ssmscan/ssmtest"
+)
+
+// open gives a GPU with every kernel loaded, or skips where there is none.
+func open(tb testing.TB, ordinal int) *ssmscan.Scanner {
+	tb.Helper()
+	device, err := ssmscan.Open(ordinal)
+	if errors.Is(err, ssmscan.ErrNoCUDA) {
+		tb.Skipf("ErrNoCUDA: %v", err)
+	}
+	if err != nil {
+		tb.Fatal(err)
+	}
+	scanner, err := device.Scanner(ssmscan.Options{}, everyImage...)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	tb.Cleanup(func() {
+		if err := errors.Join(scanner.Close(), device.Close()); err != nil {
+			tb.Error(err)
+		}
+	})
+	return scanner
+}
+
+func TestKernelsThatAreSelectedAreRight(t *testing.T) { ssmtest.Run(t, ssmtest.Scanner(open(t, 0))) }
+
+// mixed is a batch of decode and prefill through a plan, its blob and one pool; it gives y by sequence and the pool.
+type mixed struct {
+	scanner *ssmscan.Scanner
+	problem *ssmtest.Problem
+	plan    *ssmscan.Plan
+}
+
+func newMixed(t testing.TB, scanner *ssmscan.Scanner, lengths []int, invariant bool) *mixed {
+	t.Helper()
+	shape := ssmtest.Shape{Lengths: lengths, Heads: 8, HeadDim: 64, DState: 128, Groups: 2}
+	p := ssmtest.Draw("mixed", 5, shape, ssmtest.Fresh(false))
+	plan, err := scanner.Plan(ssmscan.Bounds{
+		Tokens: 1024, Sequences: 8, Heads: 8, HeadDim: 64, Groups: 2, DState: 128, IO: "f32", State: "f32", PadSlot: -1,
+		Invariant: invariant,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return &mixed{scanner, p, plan}
+}
+
+func floats(values []float32) []byte {
+	var found []byte
+	for _, value := range values {
+		found = binary.LittleEndian.AppendUint32(found, math.Float32bits(value))
+	}
+	return found
+}
+
+// place uploads the arrays and the batch's blob, and gives arguments and the blob's address.
+func (m *mixed) place(t testing.TB) (*ssmscan.ScanArgs, uint64) {
+	t.Helper()
+	device, p, plan := m.scanner.Device(), m.problem, m.plan
+	place := func(content []byte) uint64 {
+		address, err := device.Alloc(len(content))
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = device.Free(address) })
+		if err := device.Upload(address, content); err != nil {
+			t.Fatal(err)
+		}
+		return address
+	}
+	// Arrays are as long as the bounds; what the batch does not use is NaN and must not matter.
+	long := func(values []float32, row int) uint64 {
+		all := append([]float32(nil), values...)
+		for len(all) < int(plan.Tokens)*row {
+			all = append(all, float32(math.NaN()))
+		}
+		return place(floats(all))
+	}
+	batch := plan.NewBatch(int64(p.Slots))
+	fresh := make([]bool, p.Sequences)
+	for s := range fresh {
+		fresh[s] = !p.Resume[s]
+	}
+	if err := batch.Set(p.CuSeqlens, p.ReadSlots, fresh); err != nil {
+		t.Fatal(err)
+	}
+	inner := p.Heads * p.HeadDim
+	args := &ssmscan.ScanArgs{
+		X: long(p.X, inner), DT: long(p.DT, p.Heads), B: long(p.B, p.Groups*p.DState), C: long(p.C, p.Groups*p.DState),
+		A: place(floats(p.A)), D: place(floats(p.D)), DTBias: place(floats(p.DTBias)), Y: long(nil, inner),
+		State: place(floats(p.State)), XStride: int64(inner), YStride: int64(inner), DTStride: int64(p.Heads),
+		BStride: int64(p.Groups * p.DState), CStride: int64(p.Groups * p.DState), StateStride: int64(inner * p.DState),
+		Slots: int64(p.Slots), Flags: ssmscan.Softplus | ssmscan.DTFloat32,
+	}
+	if plan.WorkspaceBytes > 0 {
+		args.Workspace, args.WorkspaceBytes = place(make([]byte, plan.WorkspaceBytes)), plan.WorkspaceBytes
+	}
+	return args, place(batch.Bytes())
+}
+
+func (m *mixed) run(t *testing.T, stream uintptr) *ssmtest.Result {
+	device, p, plan := m.scanner.Device(), m.problem, m.plan
+	args, blob := m.place(t)
+	if err := m.scanner.Launch(stream, plan, args, blob); err != nil {
+		t.Fatal(err)
+	}
+	if err := device.Synchronize(stream); err != nil {
+		t.Fatal(err)
+	}
+	read := func(address uint64, count int) []float32 {
+		bytes := make([]byte, 4*count)
+		if err := device.Download(bytes, address); err != nil {
+			t.Fatal(err)
+		}
+		values := make([]float32, count)
+		for i := range values {
+			values[i] = math.Float32frombits(binary.LittleEndian.Uint32(bytes[4*i:]))
+		}
+		return values
+	}
+	all := read(args.Y, int(plan.Tokens)*p.Heads*p.HeadDim)
+	for i, value := range all[len(p.X):] {
+		if value != 0 {
+			t.Errorf("y past the batch, element %d: want 0, have %v", i, value)
+			break
+		}
+	}
+	return &ssmtest.Result{Y: all[:len(p.X)], State: read(args.State, len(p.State))}
+}
+
+func (m *mixed) check(t *testing.T, have *ssmtest.Result) {
+	if _, err := ssmtest.Check(m.problem, ssmtest.Reference(m.problem), have); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestAMixedBatchIsRight(t *testing.T) {
+	scanner := open(t, 0)
+	m := newMixed(t, scanner, []int{1, 20, 3, 40, 1, 8, 9}, false)
+	if len(m.plan.Parts) != 2 {
+		t.Errorf("want a plan of two parts, have %+v", m.plan.Parts)
+	}
+	m.check(t, m.run(t, 0))
+}
+
+func TestInvariantBitsDoNotChangeWithTheBatch(t *testing.T) {
+	scanner := open(t, 0)
+	lengths := []int{1, 20, 3, 40, 1, 8, 9}
+	whole := newMixed(t, scanner, lengths, true)
+	result := whole.run(t, 0)
+	whole.check(t, result)
+	p := whole.problem
+	inner := p.Heads * p.HeadDim
+	for s, length := range lengths {
+		lone := newMixed(t, scanner, []int{length}, true)
+		q, first := lone.problem, int(p.CuSeqlens[s])
+		q.X, q.DT = p.X[first*inner:][:length*inner], p.DT[first*p.Heads:][:length*p.Heads]
+		q.B, q.C = p.B[first*p.Groups*p.DState:][:length*p.Groups*p.DState], p.C[first*p.Groups*p.DState:][:length*p.Groups*p.DState]
+		q.A, q.D, q.DTBias, q.State, q.Slots = p.A, p.D, p.DTBias, p.State, p.Slots
+		q.ReadSlots, q.WriteSlots, q.Resume = p.ReadSlots[s:s+1], p.WriteSlots[s:s+1], p.Resume[s:s+1]
+		have := lone.run(t, 0)
+		for i, value := range have.Y {
+			if want := result.Y[first*inner+i]; math.Float32bits(value) != math.Float32bits(want) {
+				t.Errorf("sequence %d of %d tokens, element %d: want the bits that it has in the batch, %v, have %v", s, length, i, want, value)
+				break
+			}
+		}
+	}
+}
+
+func TestManyGoroutinesAndTwoDevices(t *testing.T) {
+	scanners := []*ssmscan.Scanner{open(t, 0)}
+	if count, err := ssmscan.Devices(); err != nil {
+		t.Fatal(err)
+	} else if count > 1 {
+		scanners = append(scanners, open(t, 1))
+	}
+	var running sync.WaitGroup
+	for worker := range 8 {
+		scanner := scanners[worker%len(scanners)]
+		m := newMixed(t, scanner, []int{1, 12 + worker, 3}, worker%3 == 0)
+		stream, err := scanner.Device().NewStream()
+		if err != nil {
+			t.Fatal(err)
+		}
+		running.Add(1)
+		t.Run("", func(t *testing.T) {
+			defer running.Done()
+			t.Parallel()
+			for range 3 {
+				m.check(t, m.run(t, stream))
+			}
+			if err := scanner.Device().DestroyStream(stream); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}
+
+func TestLaunchesAllocateNothingAndACallersContextWillDo(t *testing.T) {
+	scanner := open(t, 0)
+	device, err := ssmscan.OpenContext(scanner.Device().Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if device.GPU != scanner.Device().GPU {
+		t.Errorf("the caller's context: want %+v, have %+v", scanner.Device().GPU, device.GPU)
+	}
+	theirs, err := device.Scanner(ssmscan.Options{}, everyImage...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	m := newMixed(t, theirs, []int{2, 30}, false)
+	m.check(t, m.run(t, 0))
+	wrong := ssmscan.ScanArgs{X: 1} // refused before anything is launched
+	var invalid *ssmscan.InvalidProblemError
+	if err := theirs.Launch(0, m.plan, &wrong, 256); !errors.As(err, &invalid) {
+		t.Errorf("an odd address: want an InvalidProblemError, have %v", err)
+	}
+	args, blob := m.place(t)
+	allocations := testing.AllocsPerRun(5, func() {
+		if err := theirs.Launch(0, m.plan, args, blob); err != nil {
+			t.Fatal(err)
+		}
+	})
+	if allocations != 0 {
+		t.Errorf("a launch: want no allocation, have %v", allocations)
+	}
+	if err := errors.Join(device.Synchronize(0), theirs.Close(), device.Close()); err != nil {
+		t.Error(err)
+	}
+}
+
+// benchmark times the kernel that selection picks for sequences of so many tokens at the Nano geometry, in f32.
+func benchmark(b *testing.B, sequences, tokens int) {
+	scanner := open(b, 0)
+	choice, err := scanner.Select(ssmscan.Problem{
+		Geometry: ssmscan.Geometry{
+			Tokens: int32(sequences * tokens), Sequences: int32(sequences), Heads: 64, HeadDim: 64, Groups: 8, DState: 128,
+			Longest: int32(tokens),
+		},
+		IO: ssmscan.F32, State: ssmscan.F32,
+	}, false)
+	if err != nil {
+		b.Fatal(err)
+	}
+	session, err := ssmtest.Place(scanner.Device(), scanner.Loaded(choice.ID), sequences, tokens)
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer session.Close()
+	b.Log(choice.ID)
+	b.SetBytes(session.Bytes)
+	for b.Loop() {
+		if err := session.Launch(0); err != nil {
+			b.Fatal(err)
+		}
+	}
+	if err := scanner.Device().Synchronize(0); err != nil {
+		b.Fatal(err)
+	}
+}
+
+func BenchmarkCUDASSMScanPrefill4096(b *testing.B) { benchmark(b, 1, 4096) }
+
+func BenchmarkCUDASSMScanDecode16(b *testing.B) { benchmark(b, 16, 1) }
+
+// BenchmarkCUDASSMScanLaunch is the CPU's time of a launch through this package, of a decode step that is little work, and
+// what it adds to cuLaunchKernel itself.
+func BenchmarkCUDASSMScanLaunch(b *testing.B) {
+	scanner := open(b, 0)
+	const heads, between = 8, 256 // launches that the driver queues without waiting
+	m := newMixed(b, scanner, []int{1}, false)
+	plan, err := scanner.Plan(ssmscan.Bounds{
+		Tokens: 1, Sequences: 1, Longest: 1, Heads: heads, HeadDim: 64, Groups: 2, DState: 128, IO: "f32", State: "f32", PadSlot: -1,
+	})
+	if err != nil {
+		b.Fatal(err)
+	}
+	m.plan = plan
+	args, blob := m.place(b)
+	part := &plan.Parts[0]
+	if err := scanner.Launch(0, plan, args, blob); err != nil {
+		b.Fatal(err)
+	}
+	var alone, through time.Duration
+	for b.Loop() {
+		start := time.Now()
+		for range between {
+			if err := scanner.Launch(0, plan, args, blob); err != nil {
+				b.Fatal(err)
+			}
+		}
+		through += time.Since(start)
+		if err := scanner.Device().Synchronize(0); err != nil {
+			b.Fatal(err)
+		}
+		own := *args
+		plan.Fill(&own, part, blob)
+		cost, err := scanner.Loaded(part.Kernel.Row.ID).LaunchCost(0, &part.KernelPlan, &own, between)
+		if err != nil {
+			b.Fatal(err)
+		}
+		alone += cost
+		if err := scanner.Device().Synchronize(0); err != nil {
+			b.Fatal(err)
+		}
+	}
+	each := float64(through.Nanoseconds()) / float64(b.N) / between
+	b.ReportMetric(each, "ns/launch")
+	b.ReportMetric(each-float64(alone.Nanoseconds())/float64(b.N), "ns-added/launch")
+}
