@@ -129,7 +129,8 @@ def time_ceilings(workload: Workload, kernels: Ceilings, protocol: Protocol) -> 
     """Microseconds of each ceiling of a point, and "us", the one that binds.
 
     Decode reads and writes its states: "slots" in the order of the sequences, "contiguous" in one range. Prefill moves
-    its bytes ("bytes", a copy that reads and writes as many) and issues its FMAs ("fma").
+    its bytes ("bytes", a copy that reads and writes as many) and issues its FMAs ("fma"); Mamba-1 has an exponential
+    for each state element and token ("exp").
     """
     p, device = workload.point, workload.device
     if p.job == "decode":
@@ -157,9 +158,12 @@ def time_ceilings(workload: Workload, kernels: Ceilings, protocol: Protocol) -> 
     memory.free()
     out = Memory(device, kernels.fma_bytes)
     issued = time_calls(device, lambda _: kernels.fma(out, _FMA_ROUNDS), 1, protocol).median
+    found = {"bytes": moved, "fma": issued * FMAS_PER_ELEMENT * p.updates / kernels.fmas(_FMA_ROUNDS)}
+    if p.mamba1:
+        issued = time_calls(device, lambda _: kernels.exponentials(out, _FMA_ROUNDS), 1, protocol).median
+        found["exp"] = issued * p.updates / kernels.fmas(_FMA_ROUNDS)
     out.free()
-    fma = issued * FMAS_PER_ELEMENT * p.updates / kernels.fmas(_FMA_ROUNDS)
-    return {"bytes": moved, "fma": fma, "us": max(moved, fma)}
+    return found | {"us": max(found.values())}
 
 
 def default_kernels(point: Point) -> list[str]:

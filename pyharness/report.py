@@ -147,6 +147,7 @@ _CEILINGS = {
     "contiguous": "the same bytes in one range",
     "bytes": "the bytes that must move, as a copy",
     "fma": "three FP32 instructions a state element and token",
+    "exp": "one exponential a state element and token",
 }
 
 
