@@ -146,6 +146,11 @@ class KernelSpec(ABC):
     def grid_rule(self) -> dict[str, Any]:
         """The named rule by which a launch finds its grid, with its integers, as the manifest stores it."""
 
+    @property
+    def most_tokens(self) -> int:
+        """Tokens of the longest sequence that the kernel is for, 0 where any will do."""
+        return 0
+
     @abstractmethod
     def constants(self) -> dict[str, Any]:
         """What the template fills in: every value computed, none left to Jinja."""

@@ -28,17 +28,18 @@ from pyharness.cases import (
     peer_cases,
     tiny_steps,
 )
-from pyharness.compare import compare, scaled_error, unit_in_last_place
+from pyharness.catalogue import CATALOGUE
+from pyharness.compare import compare, scaled_error
 from pyharness.emulator import EmulatorBuffer, EmulatorLaunch, run
 from pyharness.errors import NoKernel
 from pyharness.families import RecurrentSpec, UpdateSpec
 from pyharness.families.update import MAX_TOKENS
 from pyharness.oracle import initial_state, oracle
-from pyharness.problem import DTYPES
 from pyharness.render import render
 from pyharness.scan import ScanResult, run_emulator
 from pyharness.spec import Geometry
 from pyharness.toolchain import cuda_include_dirs
+from tests.stochastic import assert_draws_are_fair
 from tests.strategies import problems
 
 SETTINGS = settings(
@@ -51,6 +52,9 @@ SETTINGS = settings(
 )
 TYPES = (("f32", "f32"), ("bf16", "f32"), ("bf16", "bf16"), ("f16", "f16"), ("bf16", "f16"), ("f32", "i8"))
 EVERY_TYPE = pytest.mark.parametrize(("io", "state"), TYPES)
+
+
+KERNELS = [spec for spec in CATALOGUE if isinstance(spec, UpdateSpec)]
 
 
 def small(io: str = "f32", state: str = "f32", **fields: int) -> UpdateSpec:
@@ -116,6 +120,18 @@ def test_longer_sequences_are_refused_where_they_are_known() -> None:
         scan(draw(1, Shape((9, 1), 1, 1, 16)), spec.id, "emulator")
     # Tokens past the last offset belong to no sequence.
     assert_right(draw(1, Shape((8, 1), 1, 1, 16), Options(tail=20)), spec)
+
+
+@pytest.mark.parametrize("spec", KERNELS, ids=[spec.id for spec in KERNELS])
+def test_every_kernel_of_the_catalogue(spec: UpdateSpec) -> None:
+    """The kernels that are shipped, not small ones of their kind: plain, every option, and odd strides."""
+    plain = Options(io=spec.io, state=spec.state, dt_f32=True, fresh="mixed")
+    every = replace(plain, z=True, dt_limit=(0.01, 0.1), tail=1, checkpoints=2, slots="moved", discard=3)
+    odd = replace(plain, per_column_a=True, shift=1, gap=3, slot_gap=5, padding=2)
+    head_dim = spec.head_dim or 3
+    assert_right(draw(41, Shape((4, 2), 1, head_dim, spec.d_state), plain), spec)
+    assert_right(draw(42, Shape((3, 1), 2, head_dim, spec.d_state, 2), replace(every, order=True, dt_f32=False)), spec)
+    assert_right(draw(43, Shape((2, 1), 1, head_dim, spec.d_state), odd), spec)
 
 
 def decode_cases() -> Iterator[Case]:
@@ -277,45 +293,9 @@ def test_unnamed_slots_keep_their_bits_and_padding_writes_only_zeros(io: str, st
 # Storage.
 
 
-def one_step(state: str) -> ScanProblem:
-    """A fresh one-token sequence whose state is d B x = B x with dt = 1, in one head of 4 rows by 32 columns."""
-    rng = np.random.default_rng(51)
-    shape = (1, 1, 32)
-    return ScanProblem(
-        x=rng.uniform(0.5, 2, (1, 1, 4)).astype(np.float32),
-        dt=np.ones((1, 1), np.float32),
-        A=-np.ones(1, np.float32),
-        B=rng.standard_normal(shape).astype(np.float32),
-        C=rng.standard_normal(shape).astype(np.float32),
-        dt_softplus=False,
-        state=np.zeros((1, 1, 4, 32), DTYPES[state]),
-        resume=np.zeros(1, np.uint8),
-    )
-
-
 @pytest.mark.parametrize("state", ["bf16", "f16"])
 def test_stochastic_rounding_is_fresh_each_step_and_its_mean_error_is_none(state: str) -> None:
-    """The mean error over 400 steps of 128 elements, in units of the last place, within 3 standard errors of 0. Each
-    error is below one unit, and each store is one of the two neighbours.
-    """
-    spec = UpdateSpec(d_state=32, state=state)
-    problem = one_step(state)
-    exact = oracle(problem).states[0]
-    draws = []
-    for step in range(400):
-        key = np.array([7, step], np.uint64)
-        draws.append(scan(replace(problem, rounding_key=key), spec.id, "emulator").state[0])
-    assert draws[0].tobytes() != draws[1].tobytes()
-    again = scan(replace(problem, rounding_key=np.array([7, 1], np.uint64)), spec.id, "emulator").state[0]
-    assert again.tobytes() == draws[1].tobytes()
-    units = unit_in_last_place(exact, state)
-    errors = (np.stack(draws).astype(np.float64) - exact) / units
-    assert np.abs(errors).max() < 1.001
-    # Over all elements, and each within what one of 128 means may reach: a draw deviates by half a unit at most.
-    assert abs(errors.mean()) <= 3 * errors.std() / np.sqrt(errors.size)
-    assert np.abs(errors.mean(axis=0)).max() <= 4.5 * 0.5 / np.sqrt(len(draws))
-    nearest = scan(replace(problem, rounding_key=None), spec.id, "emulator").state[0]
-    assert np.abs((nearest.astype(np.float64) - exact) / units).max() <= 0.5001
+    assert_draws_are_fair(state, "emulator")
 
 
 def test_8_bit_states_round_trip() -> None:

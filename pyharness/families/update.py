@@ -120,7 +120,6 @@ class UpdateSpec(KernelSpec):
 
     @property
     def most_tokens(self) -> int:
-        """Tokens of the longest sequence that a launch is planned for."""
         return MAX_TOKENS
 
     @property
