@@ -47,7 +47,7 @@ class Errors:
     """Errors of a result.
 
     Attributes:
-        y, state: ||out - oracle|| / scale of the head of a sequence (y) or of a stored slot (state) that has the largest
+        y, state: ||out - oracle|| / scale of the head of a sequence (y) or stored slot (state) that has the largest
             share of what it is allowed, after one unit in the last place of the storage type is taken off each element
             where that type has fewer bits than f32; the scale is the module's. 0 where nothing was stored to.
         y_bound, state_bound: what those two heads are allowed.
@@ -176,7 +176,7 @@ def compare(result: ScanResult, problem: ScanProblem, truth: OracleResult | None
 
 @dataclass(frozen=True)
 class _Worst:
-    """The head with the largest share of its bound: its error, its bound and where it is, "" where none has an error."""
+    """The head with the largest share of its bound; nowhere ("") if none has an error."""
 
     error: float
     bound: float

@@ -233,11 +233,21 @@ def test_specs_that_cannot_exist_say_why(fields: dict[str, Any], reason: str) ->
         SelectiveSpec(**fields)
 
 
-def test_the_grid_has_a_block_a_run_of_channels() -> None:
-    spec = SelectiveSpec(d_state=16, lanes=2, rows=64, warps=4, chunk=32)
-    assert spec.grid_rule == {"rule": "channels", "rows": 64}
-    plan = spec.plan(Geometry(tokens=9, sequences=3, heads=130, head_dim=1, groups=1, d_state=16))
-    assert [(launch.grid, launch.block) for launch in plan.launches] == [((9, 1, 1), (128, 1, 1))]
+def test_the_grid_has_a_block_a_run_of_channels_of_a_group_and_a_share_of_the_sequences() -> None:
+    prefill = SelectiveSpec(d_state=16, lanes=2, rows=64, warps=4, chunk=32)
+    assert prefill.grid_rule == {"rule": "channels", "rows": 64, "sequences": 1}
+    decode = SelectiveSpec(d_state=16, lanes=4, rows=32, warps=1, chunk=1, sequences=4)
+    assert decode.grid_rule == {"rule": "channels", "rows": 32, "sequences": 4}
+    for spec, sequences, heads, groups, grid in (
+        (prefill, 3, 130, 1, 3 * 3),
+        (prefill, 0, 130, 2, 4),
+        (decode, 9, 130, 1, 5 * 3),
+        (decode, 1, 130, 2, 6),
+        # As many shares as keep whole runs.
+        (decode, 2**31 - 1, 8192, 1, 256 * (2**23 - 1)),
+    ):
+        plan = spec.plan(Geometry(9, sequences, heads, 1, groups, 16))
+        assert [(launch.grid, launch.block) for launch in plan.launches] == [((grid, 1, 1), (spec.threads, 1, 1))]
 
 
 # The same bits.
@@ -247,7 +257,7 @@ CONFIGURATIONS: tuple[dict[str, int], ...] = (
     {"lanes": 1, "rows": 32, "warps": 1, "chunk": 8},
     {"lanes": 4, "rows": 32, "warps": 2, "chunk": 12},
     {"lanes": 4, "rows": 32, "warps": 1, "chunk": 1},
-    {"lanes": 2, "rows": 64, "warps": 2, "chunk": 1},
+    {"lanes": 2, "rows": 64, "warps": 2, "chunk": 1, "sequences": 1},
 )
 
 
@@ -370,14 +380,14 @@ BREAKS = (
     ("decay", "exp2_approx(d[r] * A[1])", "exp2_approx(d[r] * A[0])", BROKEN),
     ("group", "static_cast<int64_t>(w.group) * kDState", "0", BROKEN),
     ("chunk's tokens", "t < n_tokens", "t < n_tokens - 1", BROKEN),
-    ("channel of y", "+ w.first + at.own_channel;", "+ w.first + at.channel;", BROKEN),
+    ("channel of y", "+ w.first + at.own_channel;\n    walk", "+ w.first + at.channel;\n    walk", BROKEN),
     ("token of a step", "r * kBatch + u, kLanes", "r * kBatch, kLanes", BROKEN),
     ("steps of the next group", "steps = next;", ";", BROKEN),
     ("second channel of a lane", "at.channel + r * kShares", "at.channel + r", BROKEN),
     ("checkpoint", "if (slot >= 0 && slot < a.slots)", "if (slot > 1000)", BROKEN),
     ("gate", "out[k] * steps.gate[k]", "out[k]", BROKEN),
     ("final state", "a, tile, w, at, q.write, length - 1", "a, tile, w, at, a.write_slots[0], length - 1", BROKEN),
-    ("unused rows", "clear_channels(a, w, unused + w.entry, a.tokens, entries_of(a));\n  }", "}", BROKEN),
+    ("unused rows", "  clear_unused(a, w);\n}", "}", BROKEN),
     ("owner of a channel", "r * kOwners, kLanes", "0, kLanes", BROKEN_DECODE),
     ("row of A", "a.A + row * kDState + n", "a.A + n", BROKEN_DECODE),
     (
@@ -388,7 +398,11 @@ BREAKS = (
     ),
     ("token of a draw", "a, s, slot, t - q.begin, at", "a, s, slot, 0, at", BROKEN_DECODE),
     ("next token", "token = next;", ";", BROKEN_DECODE),
-    ("D", "out = fmaf(D, to_f32(token.x), out)", "out = fmaf(D, to_f32(token.z), out)", BROKEN_DECODE),
+    ("other sequence of a block", "if (more) serve<kFast>(odd,", "if (more) serve<kFast>(even,", BROKEN_DECODE),
+    ("share of the sequences", "entry += 2 * w.step", "entry += 3 * w.step", BROKEN_DECODE),
+    ("columns of C", "of_C ? s.C + (t0 + t) * a.C_stride", "of_C ? s.B + (t0 + t) * a.B_stride", BROKEN),
+    ("group of the state", "first + t - kGroup);", "first + t);", BROKEN),
+    ("D", "out = fmaf(constants.D, to_f32(token.x), out)", "out = fmaf(constants.D, to_f32(token.z), out)", BROKEN_DECODE),
 )
 
 
@@ -414,19 +428,19 @@ def test_a_broken_line_is_seen(what: str, line: str, broken: str, spec: Selectiv
 
 
 BARRIERS = (
-    "__syncthreads();  // the chunk is staged, and nobody reads the other buffer, what was widened or the last item",
-    "__syncthreads();  // B and C are widened",
+    "__syncthreads();  // the chunk is staged, and nobody reads the other buffer",
+    "__syncthreads();  // nobody reads what was staged of the last sequence",
 )
 
 
-@pytest.mark.parametrize("barrier", BARRIERS, ids=["staged", "widened"])
+@pytest.mark.parametrize("barrier", BARRIERS, ids=["chunk", "sequence"])
 def test_a_deleted_barrier_is_a_race(barrier: str) -> None:
     source = render(BROKEN)
     assert source.count(barrier) == 1
-    # Fewer blocks than items, so that a block goes on to another item.
-    problem = usual(33, (40, 33), 2 * BROKEN.rows, 16, io="bf16")
+    # One block, so that it goes on to another sequence.
+    problem = usual(33, (40, 33), BROKEN.rows, 16, io="bf16")
     plan = BROKEN.plan(problem.geometry)
-    assert plan.launches[0].grid[0] == 4
+    assert plan.launches[0].grid[0] == 2
     results = outputs(problem)
     binding = bind(problem, plan, results)
     buffers = [EmulatorBuffer(b.name, b.array, b.writable, b.initialised, b.must_write) for b in binding.buffers]
@@ -470,7 +484,7 @@ def test_a_vector_access_off_its_alignment_is_found(line: str, broken: str, spec
 @pytest.mark.parametrize("spec", [BROKEN, BROKEN_DECODE], ids=["prefill", "decode"])
 def test_an_output_that_is_not_stored_is_found(spec: SelectiveSpec) -> None:
     source = render(spec)
-    store = re.compile(r"^.*(\*chunk\.y|y\[t \* a\.y_stride\]) = from_f32<Io>\(out.*\);$", re.MULTILINE)
+    store = re.compile(r"^.*(\*walk\.y|y\[t \* a\.y_stride\]) = from_f32<Io>\(out.*\);$", re.MULTILINE)
     assert len(store.findall(source)) == 1
     with pytest.raises(EmulatorError) as caught:
         run_broken(store.sub(";", source), spec, next(exercising(spec)))

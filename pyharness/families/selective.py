@@ -9,12 +9,12 @@ from pyharness.errors import NoKernel
 from pyharness.spec import (
     DTYPE_BYTES,
     IO_DTYPES,
-    MAX_GRID_X,
     PORTABLE_SHARED,
     Geometry,
     KernelSpec,
     Launch,
     Plan,
+    channels_grid,
     power_of_two_at_least,
 )
 
@@ -24,6 +24,8 @@ MAX_ELEMENTS = 64
 MAX_WARPS = 8
 MAX_CHUNK = 64
 MAX_PIECES = 16
+#: Most sequences that a decoding block serves.
+MAX_SEQUENCES = 64
 _ACCESS_BYTES = 16
 #: What a chunk is made to fit by default, in bytes: three blocks on a multiprocessor of the larger targets.
 _STAGING_BUDGET = 64 * 1024
@@ -40,6 +42,7 @@ class SelectiveSpec(KernelSpec):
         rows: channels of one block; with lanes and warps it fixes the channels of a lane.
         warps: warps of a block.
         chunk: tokens staged at a time; 1 stages nothing: the kernel is made for decode.
+        sequences: of decode, sequences that a block serves; 0 for prefill, where a block serves one.
 
     Raises:
         NoKernel: the combination cannot exist; the message gives the reason.
@@ -52,6 +55,7 @@ class SelectiveSpec(KernelSpec):
     rows: int = 0
     warps: int = 0
     chunk: int = 0
+    sequences: int = 0
 
     def __post_init__(self) -> None:
         if self.io in IO_DTYPES and self.state in IO_DTYPES and 1 <= self.d_state <= MAX_D_STATE:
@@ -69,6 +73,8 @@ class SelectiveSpec(KernelSpec):
             self._default("rows", 32 * self.warps // self.lanes * tile)
             if 1 <= self.tile <= self.lanes:
                 self._default("chunk", self._longest_chunk())
+        if self.decodes:
+            self._default("sequences", 4)
 
     def _longest_chunk(self) -> int:
         """The most groups of tokens that are computed together, up to 32 tokens, that fit the staging budget."""
@@ -98,7 +104,11 @@ class SelectiveSpec(KernelSpec):
         if self.decodes:
             if self.pieces > MAX_PIECES:
                 return f"a lane may own at most {MAX_PIECES} pieces of a channel, found {self.pieces}: use more lanes"
+            if not 1 <= self.sequences <= MAX_SEQUENCES:
+                return f"a block may serve 1 to {MAX_SEQUENCES} sequences, found {self.sequences}"
             return ""
+        if self.sequences:
+            return f"sequences of a block are chosen for decode, where chunk is 1, found chunk {self.chunk}"
         if not 1 <= self.chunk <= MAX_CHUNK or self.chunk % self.batch:
             return f"chunk must be 1, or up to {MAX_CHUNK} tokens in whole batches of {self.batch}, found {self.chunk}"
         if self.shared_bytes > PORTABLE_SHARED:
@@ -159,7 +169,7 @@ class SelectiveSpec(KernelSpec):
         live = 2 * self.tile * self.slice
         warps = 16 if live <= 16 else 12 if live <= 32 else 8
         if self.decodes:
-            warps = 24 if live <= 32 else 16 if live <= 64 else 8
+            warps = 24 if live <= 64 else 8
         return max(1, warps // self.warps)
 
     @property
@@ -167,13 +177,13 @@ class SelectiveSpec(KernelSpec):
         return 32 * self.warps
 
     def _token_bytes(self) -> int:
-        """Shared memory of one token in both buffers and, for 16-bit io, widened."""
+        """Shared memory of one token in both buffers: B and C in f32, x and z in io, dt with room for f32."""
         io = DTYPE_BYTES[self.io]
         columns = 4 * self.quads * self.lanes
         per_access = _ACCESS_BYTES // io
         channels = -(-self.rows // per_access) * per_access + 32 // io
         steps = -(-self.rows // 4) * 4 + 8
-        return 2 * (2 * columns * io + 2 * channels * io + 4 * steps) + (0 if self.io == "f32" else 2 * columns * 4)
+        return 2 * (2 * columns * 4 + 2 * channels * io + 4 * steps)
 
     @property
     def shared_bytes(self) -> int:
@@ -181,7 +191,7 @@ class SelectiveSpec(KernelSpec):
 
     @property
     def grid_rule(self) -> dict[str, Any]:
-        return {"rule": "channels", "rows": self.rows}
+        return {"rule": "channels", "rows": self.rows, "sequences": self.sequences or 1}
 
     def constants(self) -> dict[str, Any]:
         return {"spec": self}
@@ -197,6 +207,6 @@ class SelectiveSpec(KernelSpec):
         reason = self.refusal(geometry)
         if reason:
             raise NoKernel(f"{self.id}: {reason}")
-        blocks = max(geometry.sequences, 1) * -(-geometry.heads // self.rows)
-        launch = Launch(self.symbol(), (min(blocks, MAX_GRID_X), 1, 1), (self.threads, 1, 1), self.shared_bytes)
+        grid = channels_grid(geometry, self.rows, self.sequences or 1)
+        launch = Launch(self.symbol(), grid, (self.threads, 1, 1), self.shared_bytes)
         return Plan((launch,), rows=self.rows, chunk=self.chunk)
