@@ -200,8 +200,8 @@ class _Groups:
 
     def above(self, bounds: Float64) -> NDArray[np.bool_]:
         """Which names have a head above its bound."""
-        loud: NDArray[np.bool_] = (self.ratios > bounds).any(axis=-1)
-        return loud
+        largest: Float64 = (self.ratios / bounds).max(axis=-1, initial=0.0)
+        return largest > 1.0
 
     def widened(self, terms: dict[int, Float64]) -> _Groups:
         """The same with scales of at least the norms of the terms, [heads] by name; other names keep theirs."""

@@ -49,8 +49,8 @@ SETTINGS = settings(
 )
 TYPES = (("f32", "f32"), ("bf16", "f32"), ("f16", "f16"), ("bf16", "bf16"))
 EVERY_TYPE = pytest.mark.parametrize(("io", "state"), TYPES)
-#: A kernel for prefill whose chunk is two groups of batches, and one for decode.
-PREFILL: dict[str, int] = {"lanes": 4, "rows": 16, "warps": 1, "chunk": 16}
+#: A kernel for prefill whose chunk is three groups of batches, and one for decode.
+PREFILL: dict[str, int] = {"lanes": 4, "rows": 16, "warps": 1, "chunk": 24}
 DECODE: dict[str, int] = {"warps": 1, "chunk": 1}
 BOTH = pytest.mark.parametrize("fields", [PREFILL, DECODE], ids=["prefill", "decode"])
 
@@ -223,9 +223,11 @@ def test_heads_of_more_than_one_row_are_refused() -> None:
         ({"d_state": 16, "lanes": 1, "rows": 256}, "at most as many channels as lanes"),
         ({"d_state": 256, "lanes": 8, "rows": 64}, "at most 64 elements"),
         ({"d_state": 16, "lanes": 4, "rows": 32, "chunk": 6}, "whole batches of 4"),
-        ({"d_state": 16, "chunk": 65}, "up to 64 tokens"),
+        ({"d_state": 16, "chunk": 129}, "up to 128 tokens"),
         ({"d_state": 256, "chunk": 64}, "bytes of shared memory"),
         ({"d_state": 16, "warps": 9}, "warps must be 1 to 8"),
+        ({"d_state": 16, "chunk": 1, "sequences": 65}, "may serve 1 to 64 sequences"),
+        ({"d_state": 16, "chunk": 32, "sequences": 2}, "where chunk is 1, found chunk 32"),
     ],
 )
 def test_specs_that_cannot_exist_say_why(fields: dict[str, Any], reason: str) -> None:
@@ -402,7 +404,12 @@ BREAKS = (
     ("share of the sequences", "entry += 2 * w.step", "entry += 3 * w.step", BROKEN_DECODE),
     ("columns of C", "of_C ? s.C + (t0 + t) * a.C_stride", "of_C ? s.B + (t0 + t) * a.B_stride", BROKEN),
     ("group of the state", "first + t - kGroup);", "first + t);", BROKEN),
-    ("D", "out = fmaf(constants.D, to_f32(token.x), out)", "out = fmaf(constants.D, to_f32(token.z), out)", BROKEN_DECODE),
+    (
+        "D",
+        "out = fmaf(constants.D, to_f32(token.x), out)",
+        "out = fmaf(constants.D, to_f32(token.z), out)",
+        BROKEN_DECODE,
+    ),
 )
 
 

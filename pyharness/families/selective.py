@@ -22,7 +22,7 @@ MAX_D_STATE = 256
 #: Most state elements of a lane.
 MAX_ELEMENTS = 64
 MAX_WARPS = 8
-MAX_CHUNK = 64
+MAX_CHUNK = 128
 MAX_PIECES = 16
 #: Most sequences that a decoding block serves.
 MAX_SEQUENCES = 64
@@ -30,7 +30,7 @@ _ACCESS_BYTES = 16
 #: What a chunk is made to fit by default, in bytes: three blocks on a multiprocessor of the larger targets.
 _STAGING_BUDGET = 64 * 1024
 #: Tokens of a channel whose steps and gates a group of lanes computes at once.
-_TOKENS_TOGETHER = 8
+_TOKENS_TOGETHER = 16
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -167,9 +167,9 @@ class SelectiveSpec(KernelSpec):
         """Blocks whose registers must fit a multiprocessor."""
         # The state and A; the most warps for which nvcc spills nothing on any target.
         live = 2 * self.tile * self.slice
-        warps = 16 if live <= 16 else 12 if live <= 32 else 8
+        warps = 12 if live <= 8 else 8
         if self.decodes:
-            warps = 24 if live <= 64 else 8
+            warps = 24 if live <= 16 else 16 if live <= 64 else 8
         return max(1, warps // self.warps)
 
     @property
