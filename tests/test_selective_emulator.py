@@ -365,7 +365,7 @@ def kinds(error: EmulatorError) -> set[str]:
     return {finding.kind for finding in error.findings}
 
 
-BROKEN = SelectiveSpec(d_state=16, io="bf16", lanes=4, rows=32, warps=2, chunk=16)
+BROKEN = SelectiveSpec(d_state=16, io="bf16", lanes=4, rows=32, warps=2, chunk=24)
 BROKEN_DECODE = SelectiveSpec(d_state=16, io="bf16", state="bf16", warps=1, chunk=1)
 
 
@@ -444,8 +444,8 @@ BARRIERS = (
 def test_a_deleted_barrier_is_a_race(barrier: str) -> None:
     source = render(BROKEN)
     assert source.count(barrier) == 1
-    # One block, so that it goes on to another sequence.
-    problem = usual(33, (40, 33), BROKEN.rows, 16, io="bf16")
+    # One block, so that it goes on to another sequence, and three chunks, so that it stages where it has just read.
+    problem = usual(33, (50, 33), BROKEN.rows, 16, io="bf16")
     plan = BROKEN.plan(problem.geometry)
     assert plan.launches[0].grid[0] == 2
     results = outputs(problem)
