@@ -176,6 +176,18 @@ def test_small_steps_keep_their_digits() -> None:
     np.testing.assert_allclose(y, oracle(problem).y, rtol=1e-6, atol=0)
 
 
+def test_one_reciprocal_divides_exactly_below_its_limit() -> None:
+    """`divide_short` with every error that the instruction may have: 2^-22 of the quotient, either way."""
+    rng = np.random.default_rng(7)
+    limit = 2**21
+    divisors = np.concatenate([np.arange(1, 600), rng.integers(1, limit, 2000), [limit - 1]])
+    multiples = (limit - 1) // divisors * divisors  # the largest, where the error is too
+    for numbers in (multiples, multiples - 1, rng.integers(0, limit, len(divisors)), np.full(len(divisors), limit - 1)):
+        quotients = (numbers.astype(np.float32) + np.float32(0.5)).astype(np.float64) / divisors
+        for error in (-(2.0**-22), 0.0, 2.0**-22):
+            assert ((quotients * (1 + error)).astype(np.int64) == numbers // divisors).all()
+
+
 def test_slots_beyond_32_bits() -> None:
     assert_right(huge_slot_stride(16), UpdateSpec(d_state=16))
 
@@ -388,14 +400,12 @@ def kinds(error: EmulatorError) -> set[str]:
 #: What a line says, and what it says once broken: each must be seen by `exercising`.
 BREAKS = (
     ("carry of the state", "s[r] + i * kPiece + 4 * q, decay", "s[r] + i * kPiece, decay", "i8"),
-    (
-        "group of a head",
-        "static_cast<uint32_t>(head) / heads_of_group",
-        "static_cast<uint32_t>(head) % static_cast<uint32_t>(a.groups)",
-        "f32",
-    ),
-    ("slot of the final state", "store_rows<kFast>(a, s, q.write,", "store_rows<kFast>(a, s, a.write_slots[0],", "f32"),
-    ("checkpoint", "if (slot >= 0 && slot < a.slots)", "if (slot > 1000)", "f32"),
+    ("group of a head", "group = group_of(a, w.head)", "group = w.head % a.groups", "f32"),
+    ("half of a division", "static_cast<float>(a) + 0.5f", "static_cast<float>(a) - 0.5f", "f32"),
+    ("slot of the final state", "store_rows<kFast>(a, s, final,", "store_rows<kFast>(a, s, a.write_slots[0],", "f32"),
+    ("fresh state", "return e.resume && e.read", "return e.read", "f32"),
+    ("empty sequence", "e.end <= e.begin && initial == write", "e.end <= e.begin", "f32"),
+    ("checkpoint", "if (uniform(slot >= 0 && slot < a.slots))", "if (uniform(slot > 1000))", "f32"),
     ("row that is stored", "y[t * a.y_stride] =", "y[t * a.y_stride - at.own + at.row] =", "f32"),
     ("D", "out = fmaf(D, to_f32(token.own_x), out)", "out = fmaf(D, to_f32(token.x[0]), out)", "f32"),
     ("next token", "token = next;", ";", "f32"),
@@ -403,7 +413,7 @@ BREAKS = (
     ("row scale", "largest = max(largest, __shfl_xor_sync(kWholeWarp, largest, bit));", "", "i8"),
     ("scale read", "to[1] *= scales[r]", "to[1] *= scales[0]", "i8"),
     ("rows that are not there", "kWholeRuns || r < valid_rows", "true", "f32"),
-    ("token of a draw", "a, s, slot, t - q.begin, row0", "a, s, slot, 0, row0", "bf16"),
+    ("token of a draw", "a, s, slot, t - begin, row0", "a, s, slot, 0, row0", "bf16"),
 )
 
 

@@ -19,7 +19,7 @@
 // Launch: one block a (sequence, head, run of rows), runs of rows fastest, so that blocks that run together touch
 // memory that lies together:
 //   grid.x = max(sequences, 1) * heads * ceil(head_dim / rows), at most 2^31 - 1 (blocks stride beyond that);
-//   block.x = 64; no shared memory; rows = 16.
+//   block = (64, 1, 1); no shared memory; rows = 16.
 // Longer sequences are right too, and slow: another family is for them.
 // One argument, ScanArgs by value; the struct below is its table. Compile with -fmad=false: products and sums are
 // fused where fmaf says so and nowhere else, so that the order of rounding is what this file says.
@@ -284,48 +284,6 @@ __device__ __forceinline__ __half round_to(float v, uint32_t random, bool stocha
   return __half(out);
 }
 
-// What one entry of a launch's sequence list has to do.
-struct Sequence {
-  int begin = 0;         // first token
-  int end = 0;           // one past the last token
-  int64_t read = -1;     // slot of the initial state, -1: start from zero
-  int64_t write = -1;    // slot of the final state, -1: discard it
-  bool padding = false;  // y rows become 0 and no state is touched
-};
-
-// NOTE: a slot out of range behaves as padding, so no data on the device can reach memory outside the pool. A fresh
-// sequence's read slot is looked at only for padding.
-__device__ __forceinline__ Sequence find_sequence(const ScanArgs& a, int64_t entry) {
-  Sequence q;
-  if (entry >= a.sequences) return q;
-  const int64_t s = a.sequence_order ? a.sequence_order[entry] : entry;
-  if (s < 0 || s >= a.sequences) return q;
-  const int begin = a.cu_seqlens ? a.cu_seqlens[s] : 0;
-  const int end = a.cu_seqlens ? a.cu_seqlens[s + 1] : a.tokens;
-  const int64_t read = a.read_slots ? a.read_slots[s] : s;
-  const int64_t write = a.write_slots ? a.write_slots[s] : read;
-  const bool resume = a.state && (a.resume ? a.resume[s] != 0 : true);
-  q.begin = max(begin, 0);
-  q.end = min(end, a.tokens);
-  q.padding =
-      read == a.pad_slot || (resume && (read < 0 || read >= a.slots)) || (a.state && (write < -1 || write >= a.slots));
-  if (q.padding) return q;
-  if (resume) q.read = read;
-  if (a.state) q.write = write;
-  // An empty sequence that would write back what it read leaves the slot alone.
-  if (q.end <= q.begin && q.read == q.write) q.read = q.write = -1;
-  return q;
-}
-
-// Tokens from here on belong to no sequence: their rows of y become 0.
-__device__ __forceinline__ int first_unused_token(const ScanArgs& a) {
-  if (!a.cu_seqlens) return a.tokens;
-  return min(max(a.cu_seqlens[a.sequences], 0), a.tokens);
-}
-
-// Entries of a launch's list: one a sequence; with none, one entry's blocks still clear the unused rows of y.
-__device__ __forceinline__ int64_t entries_of(const ScanArgs& a) { return max(a.sequences, 1); }
-
 // Sums over the columns of a row: first the quads of a lane, then the lanes that share the row, each as a tree from the
 // highest bit of the index down. Where quads are dealt out to lanes in turn, the order of the columns is then the same
 // whatever the number of lanes.
@@ -376,6 +334,69 @@ __device__ __forceinline__ int folded_index(int lane) {
   return lane % kLanes / (kLanes / kValues);
 }
 
+// The numbers of one entry of a launch's sequence list, asked for together, so that they are waited for once. What they
+// mean for the state and for the rest are questions of their own: the state's loads wait for no other answer.
+struct Entry {
+  int begin = 0;   // first token
+  int end = 0;     // one past the last token
+  int read = -1;   // slots as the lists say
+  int write = -1;  // where there is no list, unused
+  int resume = 0;  // not 0: the state goes on from the read slot
+};
+
+// NOTE: threadIdx.y is 0. It tells the compiler that the numbers may differ from lane to lane: in registers that a warp
+// shares it would move each as soon as it is asked for, and wait there before it asks for the next.
+__device__ __forceinline__ Entry load_entry(const ScanArgs& a, int64_t entry) {
+  Entry e;
+  int s = static_cast<int>(entry) + static_cast<int>(threadIdx.y);
+  if (a.sequence_order) s = entry < a.sequences ? a.sequence_order[s] : -1;
+  const bool there = s >= 0 && s < a.sequences;
+  if (there) e.read = s, e.end = a.tokens;
+  e.resume = there && a.state;
+  if (there && a.read_slots) e.read = a.read_slots[s];
+  if (there && a.state && a.resume) e.resume = a.resume[s];
+  if (there && a.cu_seqlens) e.begin = a.cu_seqlens[s], e.end = a.cu_seqlens[s + 1];
+  if (there && a.write_slots) e.write = a.write_slots[s];
+  return e;
+}
+
+__device__ __forceinline__ bool in_pool(const ScanArgs& a, int slot) { return slot >= 0 && slot < a.slots; }
+
+// Slot of the initial state, -1: start from zero.
+__device__ __forceinline__ int initial_slot(const ScanArgs& a, const Entry& e) {
+  return e.resume && e.read != a.pad_slot && in_pool(a, e.read) ? e.read : -1;
+}
+
+// Slot that the lists give the final state, -1: discard it.
+__device__ __forceinline__ int listed_write(const ScanArgs& a, const Entry& e) {
+  return !a.state ? -1 : a.write_slots ? e.write : e.read;
+}
+
+// NOTE: a slot out of range behaves as padding, so no data on the device can reach memory outside the pool. A fresh
+// sequence's read slot is looked at only for padding. An entry out of range is padding without tokens.
+__device__ __forceinline__ bool is_padding(const ScanArgs& a, const Entry& e) {
+  const int write = listed_write(a, e);
+  return e.read == a.pad_slot || (e.resume && !in_pool(a, e.read)) || (write != -1 && !in_pool(a, write));
+}
+
+// Slot of the final state: an empty sequence that would write back what it read leaves the slot alone.
+__device__ __forceinline__ int final_slot(const ScanArgs& a, const Entry& e, int initial) {
+  const int write = listed_write(a, e);
+  return e.end <= e.begin && initial == write ? -1 : write;
+}
+
+// A condition of an entry's numbers, which is the same on every lane, as one that the compiler knows to be so.
+__device__ __forceinline__ bool uniform(bool condition) { return __any_sync(kWholeWarp, condition); }
+
+// Tokens from here on belong to no sequence: their rows of y become 0.
+__device__ __forceinline__ int first_unused_token(const ScanArgs& a) {
+  if (!a.cu_seqlens) return a.tokens;
+  return min(max(a.cu_seqlens[a.sequences], 0), a.tokens);
+}
+
+// Entries of a launch's list: one a sequence; with none, one entry's blocks still clear the unused rows of y.
+__device__ __forceinline__ int64_t entries_of(const ScanArgs& a) { return max(a.sequences, 1); }
+
 // Which (sequence entry, head, run of rows) a block works on.
 struct Work {
   int64_t entry;
@@ -414,20 +435,34 @@ __device__ __forceinline__ void clear_rows(const ScanArgs& a, const Work& w, int
   }
 }
 
+// a / b for numbers below kShort, by one reciprocal. NOTE: exact. With a half added no quotient is nearer to a whole
+// number than 1 / 2b, and an error of 2^-22 of it, which is what the instruction may have, is less than that.
+constexpr int64_t kShort = 1 << 21;
+__device__ __forceinline__ uint32_t divide_short(uint32_t a, uint32_t b) {
+  return static_cast<uint32_t>(__fdividef(static_cast<float>(a) + 0.5f, static_cast<float>(b)));
+}
+
 // Where an item of work lies, by two divisions that do not wait for each other: `find_work` has one after the other,
-// which a launch of microseconds feels. With head_dim known when this is compiled one of them is a shift.
+// and of integers, which a launch of microseconds feels. With head_dim known when this is compiled one is a shift.
 __device__ __forceinline__ Work find_work_at_once(const ScanArgs& a, int64_t item, int rows, int head_dim) {
   const uint32_t runs = (head_dim + rows - 1u) / rows;
-  const uint32_t of_entry = a.heads * runs;
-  if (item > 0xffffffffll) return find_work(a, item, rows);
+  const int64_t of_entry = static_cast<int64_t>(a.heads) * runs;
+  if (item >= kShort || of_entry >= kShort) return find_work(a, item, rows);
   const uint32_t short_item = static_cast<uint32_t>(item);
-  const uint32_t entry = short_item / of_entry;
-  const uint32_t row_of_heads = short_item / runs;
+  const uint32_t entry = divide_short(short_item, static_cast<uint32_t>(of_entry));
+  const uint32_t row_of_heads = kHeadDim ? short_item / runs : divide_short(short_item, runs);
   Work w;
   w.entry = entry;
   w.head = static_cast<int>(row_of_heads - entry * a.heads);
   w.row0 = static_cast<int>(short_item - row_of_heads * runs) * rows;
   return w;
+}
+
+// The group of a head, h / (heads / groups) in one division.
+__device__ __forceinline__ int64_t group_of(const ScanArgs& a, int head) {
+  const int64_t scaled = static_cast<int64_t>(head) * a.groups;
+  if (scaled >= kShort || a.heads >= kShort) return scaled / a.heads;
+  return divide_short(static_cast<uint32_t>(scaled), static_cast<uint32_t>(a.heads));
 }
 
 // A value that the compiler knows nothing of from here on: what it is worked out from comes before, and what is worked
@@ -824,9 +859,11 @@ __device__ __forceinline__ void store_rows(const ScanArgs& a, const float (&s)[k
 }
 
 template <bool kFast>
-__device__ __forceinline__ void run_item(const ScanArgs& a, int64_t item) {
+__device__ __forceinline__ void run_item(const ScanArgs& a, const Work& w) {
+  const Entry e = load_entry(a, w.entry);
+  // What follows waits for none of these numbers, so that the state's addresses and the token's are ready when they
+  // arrive; only the slot and the token are added then.
   const int head_dim = kHeadDim ? kHeadDim : a.head_dim;
-  const Work w = find_work_at_once(a, item, kRows, head_dim);
   const int64_t row0 = static_cast<int64_t>(w.head) * head_dim + w.row0;
   Place at;
   at.lane = threadIdx.x % kLanes;
@@ -834,23 +871,24 @@ __device__ __forceinline__ void run_item(const ScanArgs& a, int64_t item) {
   at.own = at.row + folded_index<kLanes, kRowTile>(at.lane);
   at.stores_y = at.lane % (kLanes / kRowTile) == 0;
   at.valid_rows = min(kRows, head_dim - w.row0);
-  // Worked out before the sequence's numbers are waited for; only the slot is added behind them.
   const int64_t in_slot = opaque((row0 + at.row) * kDState + kPiece * at.lane);
-  const Sequence q = find_sequence(a, w.entry);
-  if (q.padding) {
-    clear_rows(a, w, kRows, q.begin, q.end, 1);
-    clear_rows(a, w, kRows, first_unused_token(a) + w.entry, a.tokens, entries_of(a));
-    return;
-  }
+  const int64_t group = group_of(a, w.head);
+  const Source source{static_cast<const Io*>(a.B) + group * kDState,
+                      static_cast<const Io*>(a.C) + group * kDState,
+                      static_cast<const Io*>(a.x) + row0,
+                      static_cast<const Io*>(a.z) + row0,
+                      a.dt,
+                      w.head};
 
   // All of the state is asked for before anything is waited for.
+  const int initial = initial_slot(a, e);
   Piece<State> stored[kRowTile][kPieces];
   float scales[kRowTile];
   {
-    const State* rows = static_cast<const State*>(a.state) + (q.read * a.state_stride + in_slot);
+    const State* rows = static_cast<const State*>(a.state) + (initial * a.state_stride + in_slot);
 #pragma unroll
     for (int r = 0; r < kRowTile; ++r) {
-      const bool present = q.read >= 0 && at.has(at.row + r);
+      const bool present = initial >= 0 && at.has(at.row + r);
 #pragma unroll
       for (int i = 0; i < kPieces; ++i) {
         clear(stored[r][i]);
@@ -864,23 +902,23 @@ __device__ __forceinline__ void run_item(const ScanArgs& a, int64_t item) {
         }
       }
       if constexpr (kScaled) {
-        scales[r] = present ? a.state_scale[q.read * a.state_scale_stride + row0 + at.row + r] : 0.f;
+        scales[r] = present ? a.state_scale[initial * a.state_scale_stride + row0 + at.row + r] : 0.f;
       }
     }
   }
 
-  const int head = opaque(w.head);
-  const uint32_t heads_of_group = static_cast<uint32_t>(opaque(a.heads)) / static_cast<uint32_t>(a.groups);
-  const int64_t group = static_cast<uint32_t>(head) / heads_of_group;
-  const Source source{static_cast<const Io*>(a.B) + group * kDState,
-                      static_cast<const Io*>(a.C) + group * kDState,
-                      static_cast<const Io*>(a.x) + row0,
-                      static_cast<const Io*>(a.z) + row0,
-                      a.dt,
-                      head};
-  const bool per_column = !kFast && (a.flags & kFlagPerColumnA);
+  const int begin = max(e.begin, 0), end = min(e.end, a.tokens);
+  if (uniform(is_padding(a, e))) {
+    clear_rows(a, w, kRows, begin, end, 1);
+    clear_rows(a, w, kRows, first_unused_token(a) + w.entry, a.tokens, entries_of(a));
+    return;
+  }
+  const int final = final_slot(a, e, initial);
+  // The first token and what all tokens share.
   Token token{};
-  if (q.begin < q.end) load_token<kFast>(token, a, source, at, q.begin);
+  if (uniform(begin < end)) load_token<kFast>(token, a, source, at, begin);
+  const int head = opaque(w.head);
+  const bool per_column = !kFast && (a.flags & kFlagPerColumnA);
   const float A = per_column ? 0.f : a.A[head];
   const float bias = a.dt_bias ? a.dt_bias[head] : 0.f;
   const float D = a.D ? a.D[head] : 0.f;
@@ -906,9 +944,9 @@ __device__ __forceinline__ void run_item(const ScanArgs& a, int64_t item) {
   Io* y = static_cast<Io*>(a.y) + row0 + at.own;
   const float* column_A = a.A + static_cast<int64_t>(head) * kDState;
 #pragma unroll 1
-  for (int t = q.begin; t < q.end; ++t) {
+  for (int t = begin; uniform(t < end); ++t) {
     Token next = token;
-    if (kAhead && t + 1 < q.end) load_token<kFast>(next, a, source, at, t + 1);
+    if (kAhead && uniform(t + 1 < end)) load_token<kFast>(next, a, source, at, t + 1);
     const float d = step_size(token.dt, bias, a.flags, a.dt_min, a.dt_max);
     float out;
     if (per_column) {
@@ -922,26 +960,30 @@ __device__ __forceinline__ void run_item(const ScanArgs& a, int64_t item) {
       y[t * a.y_stride] = from_f32<Io>(out);
     }
     const int64_t slot = a.checkpoint_slots ? a.checkpoint_slots[t] : -1;
-    if (slot >= 0 && slot < a.slots) store_rows<kFast>(a, s, slot, t - q.begin, row0, at, rounding);
-    if (!kAhead && t + 1 < q.end) load_token<kFast>(next, a, source, at, t + 1);
+    if (uniform(slot >= 0 && slot < a.slots)) store_rows<kFast>(a, s, slot, t - begin, row0, at, rounding);
+    if (!kAhead && uniform(t + 1 < end)) load_token<kFast>(next, a, source, at, t + 1);
     token = next;
   }
-  if (q.write >= 0) store_rows<kFast>(a, s, q.write, q.end - q.begin - 1, row0, at, rounding);
-  const int unused = min(max(opaque(last_offset), 0), a.tokens);
+  if (uniform(final >= 0)) store_rows<kFast>(a, s, final, end - begin - 1, row0, at, rounding);
+  const int unused = min(max(last_offset, 0), a.tokens);
   clear_rows(a, w, kRows, unused + w.entry, a.tokens, entries_of(a));
 }
 
-extern "C" __global__ void __launch_bounds__(kThreads, 12)
+extern "C" __global__ void __launch_bounds__(kThreads, 10)
 ssm_update_n64_l16_r16_w2_c1_bf16_sf32(const __grid_constant__ ScanArgs a) {
   constexpr uint32_t kVectors = kFlagVectorState | kFlagVectorX | kFlagVectorB | kFlagVectorC;
   const bool fast = (a.flags & (kVectors | kFlagPerColumnA)) == kVectors;
-  const int64_t items = work_items(a, kRows);
 #pragma unroll 1
-  for (int64_t item = blockIdx.x; item < items; item += gridDim.x) {
+  for (int64_t item = blockIdx.x;;) {
+    const Work w = find_work_at_once(a, item, kRows, kHeadDim ? kHeadDim : a.head_dim);
+    if (w.entry >= entries_of(a)) return;
     if (fast) {
-      run_item<true>(a, item);
+      run_item<true>(a, w);
     } else {
-      run_item<false>(a, item);
+      run_item<false>(a, w);
     }
+    // Counted behind the work, not before it: few launches have a second item for a block.
+    item += gridDim.x;
+    if (item >= opaque(entries_of(a)) * a.heads * ((a.head_dim + kRows - 1) / kRows)) return;
   }
 }
