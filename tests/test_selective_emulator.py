@@ -47,7 +47,7 @@ SETTINGS = settings(
 #: Every type of io and every type of the state; the pair that models have, bf16 and f32, is that of the broken kernels.
 TYPES = (("f32", "f32"), ("bf16", "f16"), ("f16", "bf16"))
 EVERY_TYPE = pytest.mark.parametrize(("io", "state"), TYPES)
-#: A kernel for prefill whose chunk is three groups of batches, and one for decode.
+#: A kernel for prefill whose chunk is several groups of batches, and one for decode.
 PREFILL: dict[str, int] = {"lanes": 4, "rows": 16, "warps": 1, "chunk": 24}
 DECODE: dict[str, int] = {"warps": 1, "chunk": 1}
 BOTH = pytest.mark.parametrize("fields", [PREFILL, DECODE], ids=["prefill", "decode"])
@@ -355,8 +355,7 @@ BREAKS = (
     ),
     ("token of a draw", "a, s, slot, t - q.begin, at", "a, s, slot, 0, at", BROKEN_DECODE),
     ("share of the sequences", "entry += 2 * w.step", "entry += 3 * w.step", BROKEN_DECODE),
-    ("columns of C", "of_C ? s.C + (t0 + t) * a.C_stride", "of_C ? s.B + (t0 + t) * a.B_stride", BROKEN),
-    ("group of the state", "first + t - kGroup);", "first + t);", BROKEN),
+    ("steps of the next group", "steps = next;", ";", BROKEN),
     (
         "D",
         "out = fmaf(constants.D, to_f32(token.x), out)",
@@ -388,12 +387,12 @@ def test_a_broken_line_is_seen(what: str, line: str, broken: str, spec: Selectiv
 
 
 BARRIERS = (
-    "__syncthreads();  // the chunk is staged, and nobody reads the other buffer",
-    "__syncthreads();  // nobody reads what was staged of the last sequence",
+    "__syncthreads();  // the chunk is staged; nobody reads the other buffer, what was widened or the last sequence",
+    "__syncthreads();  // B and C are widened",
 )
 
 
-@pytest.mark.parametrize("barrier", BARRIERS, ids=["chunk", "sequence"])
+@pytest.mark.parametrize("barrier", BARRIERS, ids=["staged", "widened"])
 def test_a_deleted_barrier_is_a_race(barrier: str) -> None:
     source = render(BROKEN)
     assert source.count(barrier) == 1
@@ -444,7 +443,7 @@ def test_a_vector_access_off_its_alignment_is_found(line: str, broken: str, spec
 @pytest.mark.parametrize("spec", [BROKEN, BROKEN_DECODE], ids=["prefill", "decode"])
 def test_an_output_that_is_not_stored_is_found(spec: SelectiveSpec) -> None:
     source = render(spec)
-    store = re.compile(r"^.*(\*walk\.y|y\[t \* a\.y_stride\]) = from_f32<Io>\(out.*\);$", re.MULTILINE)
+    store = re.compile(r"^.*(\*chunk\.y|y\[t \* a\.y_stride\]) = from_f32<Io>\(out.*\);$", re.MULTILINE)
     assert len(store.findall(source)) == 1
     with pytest.raises(EmulatorError) as caught:
         run_broken(store.sub(";", source), spec, next(exercising(spec)))

@@ -27,10 +27,10 @@ MAX_PIECES = 16
 #: Most sequences that a decoding block serves.
 MAX_SEQUENCES = 64
 _ACCESS_BYTES = 16
-#: What a chunk is made to fit by default, in bytes: three blocks on a multiprocessor of the larger targets.
-_STAGING_BUDGET = 64 * 1024
+#: What a chunk is made to fit by default, in bytes: two blocks on a multiprocessor of the larger targets.
+_STAGING_BUDGET = 96 * 1024
 #: Tokens of a channel whose steps and gates a group of lanes computes at once.
-_TOKENS_TOGETHER = 16
+_TOKENS_TOGETHER = 8
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,9 +65,10 @@ class SelectiveSpec(KernelSpec):
             raise NoKernel(f"no selective kernel with {self.fields()}: {reason}")
 
     def _fill(self) -> None:
-        columns = self.piece if self.decodes else 8
+        columns = self.piece if self.decodes else 4
         self._default("lanes", min(32, power_of_two_at_least(-(-self.d_state // columns))))
-        self._default("warps", 4)
+        # Decode is fastest in blocks of one warp, prefill in few blocks with long chunks.
+        self._default("warps", 1 if self.decodes else 8)
         if self.lanes > 0 and self.warps > 0:
             tile = min(4, self.lanes) if self.decodes else max(1, min(4, self.lanes // 4))
             self._default("rows", 32 * self.warps // self.lanes * tile)
@@ -77,9 +78,9 @@ class SelectiveSpec(KernelSpec):
             self._default("sequences", 4)
 
     def _longest_chunk(self) -> int:
-        """The most groups of tokens that are computed together, up to 32 tokens, that fit the staging budget."""
+        """The most groups of tokens that are computed together, up to 64 tokens, that fit the staging budget."""
         group = max(self.batch, _TOKENS_TOGETHER)
-        return max(1, min(32, _STAGING_BUDGET // self._token_bytes()) // group) * group
+        return max(1, min(64, _STAGING_BUDGET // self._token_bytes()) // group) * group
 
     def _invalid(self) -> str:
         if self.io not in IO_DTYPES:
@@ -167,7 +168,7 @@ class SelectiveSpec(KernelSpec):
         """Blocks whose registers must fit a multiprocessor."""
         # The state and A; the most warps for which nvcc spills nothing on any target.
         live = 2 * self.tile * self.slice
-        warps = 12 if live <= 8 else 8
+        warps = 16 if live <= 16 else 12 if live <= 32 else 8
         if self.decodes:
             warps = 24 if live <= 16 else 16 if live <= 64 else 8
         return max(1, warps // self.warps)
@@ -177,13 +178,13 @@ class SelectiveSpec(KernelSpec):
         return 32 * self.warps
 
     def _token_bytes(self) -> int:
-        """Shared memory of one token in both buffers: B and C in f32, x and z in io, dt with room for f32."""
+        """Shared memory of one token in both buffers, dt with room for f32, and B and C of 16-bit io widened."""
         io = DTYPE_BYTES[self.io]
         columns = 4 * self.quads * self.lanes
         per_access = _ACCESS_BYTES // io
         channels = -(-self.rows // per_access) * per_access + 32 // io
         steps = -(-self.rows // 4) * 4 + 8
-        return 2 * (2 * columns * 4 + 2 * channels * io + 4 * steps)
+        return 2 * (2 * columns * io + 2 * channels * io + 4 * steps) + (0 if self.io == "f32" else 2 * columns * 4)
 
     @property
     def shared_bytes(self) -> int:
