@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pyharness.binding import sparse_memory
-from pyharness.problem import DTYPES, ScanProblem
+from pyharness.problem import DTYPES, ScanProblem, element_stride
 
 Array = NDArray[Any]
 Generator = np.random.Generator
@@ -206,6 +206,38 @@ def _pool(rng: Generator, shape: Shape, o: Options) -> dict[str, Any]:
         checkpoints[: shape.tokens][marked] = names[2 * sequences : 2 * sequences + int(marked.sum())]
         pool["checkpoint_slots"] = checkpoints
     return pool
+
+
+def as_channels(problem: ScanProblem) -> ScanProblem:
+    """A problem in the form of Mamba-1: every row of every head becomes a channel with dt, A, D and dt_bias of its own.
+
+    x, z and the state stay the views that they were; A gets a value for each column.
+    """
+    rng = np.random.default_rng(problem.heads * problem.head_dim)
+    channels, d_state = problem.heads * problem.head_dim, problem.d_state
+    stride = channels + max(0, element_stride(problem.dt) - problem.heads)
+    shift = problem.dt.ctypes.data // problem.dt.itemsize % 8
+    dtype = "f32" if problem.dt_is_f32 else problem.io
+    dt = _rows_of(_nan(problem.tokens * stride + shift + 1, dtype), shift, problem.tokens, stride, (channels,))
+    spread = np.repeat(problem.dt.astype(np.float64), problem.head_dim, axis=1)
+    dt[...] = (spread + rng.uniform(-0.5, 0.5, dt.shape)).astype(dt.dtype)
+    A = np.repeat(problem.A.reshape(problem.heads, -1), problem.head_dim, axis=0)
+
+    def vector(values: Array | None) -> Array | None:
+        if values is None:
+            return None
+        return np.repeat(values, problem.head_dim) + rng.uniform(-0.5, 0.5, channels).astype(np.float32)
+
+    return replace(
+        problem,
+        x=problem.x.reshape(problem.tokens, channels, 1),
+        z=None if problem.z is None else problem.z.reshape(problem.tokens, channels, 1),
+        dt=dt,
+        A=(A * rng.uniform(0.5, 1.5, (channels, d_state))).astype(np.float32),
+        D=vector(problem.D),
+        dt_bias=vector(problem.dt_bias),
+        state=None if problem.state is None else problem.state.reshape(problem.slots, channels, 1, d_state),
+    )
 
 
 @dataclass(frozen=True)

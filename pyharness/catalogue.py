@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pyharness.families import RecurrentSpec, UpdateSpec
+from pyharness.families import RecurrentSpec, SelectiveSpec, UpdateSpec
 from pyharness.families.recurrent import LAYOUTS
 from pyharness.spec import KernelSpec
 
@@ -40,4 +40,15 @@ _UPDATE: tuple[KernelSpec, ...] = (
     UpdateSpec(d_state=_MEASURED, head_dim=64, io="f16", state="f16"),
 )
 
-CATALOGUE: tuple[KernelSpec, ...] = _RECURRENT + _UPDATE
+_MAMBA1 = 16  # the d_state of nearly every Mamba-1 model
+
+_SELECTIVE: tuple[KernelSpec, ...] = (
+    *(SelectiveSpec(d_state=_MAMBA1, io=io) for io in ("f32", "bf16", "f16")),
+    # Fewer lanes a channel, where a batch fills the device.
+    SelectiveSpec(d_state=_MAMBA1, io="bf16", lanes=2, rows=64, warps=4, chunk=64),
+    *(SelectiveSpec(d_state=_MAMBA1, io=io, chunk=1) for io in ("f32", "bf16", "f16")),
+    # A sequence a block, for small batches.
+    SelectiveSpec(d_state=_MAMBA1, io="bf16", chunk=1, sequences=1),
+)
+
+CATALOGUE: tuple[KernelSpec, ...] = _RECURRENT + _UPDATE + _SELECTIVE

@@ -55,6 +55,11 @@ class Ceilings:
         arguments = struct.pack("<Qiff", out.address, rounds, 0.5, 1.0)
         self._entries["ceiling_fma"].launch((self._fma_blocks, 1, 1), (_FMA_THREADS, 1, 1), arguments)
 
+    def exponentials(self, out: Memory, rounds: int) -> None:
+        """Issue as many exponentials as `fma` issues FMAs; `out` has `fma_bytes` bytes."""
+        arguments = struct.pack("<Qi", out.address, rounds)
+        self._entries["ceiling_exp"].launch((self._fma_blocks, 1, 1), (_FMA_THREADS, 1, 1), arguments)
+
     @property
     def fma_bytes(self) -> int:
         """Bytes that `fma` writes."""

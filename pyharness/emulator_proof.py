@@ -73,7 +73,7 @@ def prove(spec: KernelSpec) -> dict[str, Any]:
         if not errors.ok:
             raise DeviceError(f"{spec.id}, {case.name}: {errors}")
         count += 1
-        share = max(errors.y, errors.state) / errors.bound
+        share = errors.share
         if share >= worst:
             worst, worst_case = share, case.name
     _check_bits(spec)

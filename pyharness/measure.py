@@ -33,10 +33,10 @@ from pyharness.ceilings import RANGE_TILE, Ceilings
 from pyharness.compare import Errors
 from pyharness.device import Device, Graph, Memory, get, graphs_available, image_target
 from pyharness.errors import DeviceError, NoKernel, SsmError
-from pyharness.families import RecurrentSpec, UpdateSpec
+from pyharness.families import RecurrentSpec, SelectiveSpec, UpdateSpec
 from pyharness.report import is_peer, listing, stored_path
 from pyharness.spec import KernelSpec, parse_id
-from pyharness.workload import DECODE, POINTS, Point, Workload, point_named
+from pyharness.workload import DECODE, MAMBA1, POINTS, Point, Workload, point_named
 
 PROTOCOL = (
     "CUDA graph of at least max(20, K) calls over K disjoint slot sets (prefill: whole problems) that hold at least 3x "
@@ -44,11 +44,17 @@ PROTOCOL = (
     "the float64 oracle first"
 )
 #: The families that have a table, and its points.
-TABLES: dict[str, tuple[Point, ...]] = {RecurrentSpec.family: POINTS, UpdateSpec.family: DECODE}
+TABLES: dict[str, tuple[Point, ...]] = {
+    RecurrentSpec.family: POINTS,
+    UpdateSpec.family: DECODE,
+    SelectiveSpec.family: MAMBA1,
+}
 #: So many of a decode point's fastest kernels are timed once more with the sequences in the order of their slots.
 _ASCENDING = 3
 #: FP32 instructions of a state element and token: d B x, the state's fmaf and y's fmaf; d x and the decay are shared.
 FMAS_PER_ELEMENT = 3
+#: Of Mamba-1, whose exponent d A is of its own for each element.
+FMAS_PER_MAMBA1_ELEMENT = 4
 _FMA_ROUNDS = 256
 #: Replays before the first round go on for this long: an idle GPU takes a while to raise its clocks.
 _WARM_UP_US = 20_000.0
@@ -138,10 +144,13 @@ def time_ceilings(workload: Workload, kernels: Ceilings, protocol: Protocol) -> 
     """Microseconds of each ceiling of a point, and "us", the one that binds.
 
     Decode reads and writes its states: "slots" in the order of the sequences, "ascending" in the order of the slots,
-    "contiguous" in one range. Prefill moves its bytes ("bytes", a copy that reads and writes as many) and issues its
-    FMAs ("fma").
+    "contiguous" in one range. Of Mamba-1, whose channels have few columns, what else must move counts: "moved" reads
+    and writes one range of as many bytes as inputs, y and states have together. Prefill moves its bytes ("bytes", a
+    copy that reads and writes as many) and issues its FMAs ("fma"); Mamba-1 has an exponential for each state element
+    and token ("exp").
     """
     p, device = workload.point, workload.device
+    half = -(-p.moved_bytes // (2 * RANGE_TILE)) * RANGE_TILE
     if p.job == "decode":
         set_bytes = p.sequences * p.slot_bytes
 
@@ -154,12 +163,15 @@ def time_ceilings(workload: Workload, kernels: Ceilings, protocol: Protocol) -> 
         in_turn = time_calls(device, slots, workload.sets, protocol).median
         ascending = time_calls(device, partial(slots, name="ascending_slots"), workload.sets, protocol).median
         ranged = time_calls(device, contiguous, workload.sets, protocol).median
-        return {"slots": in_turn, "ascending": ascending, "contiguous": ranged, "us": in_turn}
-    half = -(-p.moved_bytes // (2 * RANGE_TILE)) * RANGE_TILE
-    memory = Memory(device, 2 * workload.sets * half)
-    memory.write(np.random.default_rng(1).standard_normal(half // 4, np.float32))
-    for part in range(1, 2 * workload.sets):
-        memory.repeat(half, part * half)
+        found = {"slots": in_turn, "ascending": ascending, "contiguous": ranged}
+        if not p.mamba1:
+            return found | {"us": in_turn}
+        memory = _ranges(device, half, workload.sets)
+        moving = partial(_in_place, kernels, memory, half)
+        found["moved"] = time_calls(device, moving, workload.sets, protocol).median
+        memory.free()
+        return found | {"us": max(in_turn, found["moved"])}
+    memory = _ranges(device, half, 2 * workload.sets)
 
     def copy(k: int) -> None:
         kernels.copy(memory.address + 2 * k * half, memory.address + (2 * k + 1) * half, half)
@@ -168,9 +180,26 @@ def time_ceilings(workload: Workload, kernels: Ceilings, protocol: Protocol) -> 
     memory.free()
     out = Memory(device, kernels.fma_bytes)
     issued = time_calls(device, lambda _: kernels.fma(out, _FMA_ROUNDS), 1, protocol).median
+    fmas = (FMAS_PER_MAMBA1_ELEMENT if p.mamba1 else FMAS_PER_ELEMENT) * p.updates
+    found = {"bytes": moved, "fma": issued * fmas / kernels.fmas(_FMA_ROUNDS)}
+    if p.mamba1:
+        issued = time_calls(device, lambda _: kernels.exponentials(out, _FMA_ROUNDS), 1, protocol).median
+        found["exp"] = issued * p.updates / kernels.fmas(_FMA_ROUNDS)
     out.free()
-    fma = issued * FMAS_PER_ELEMENT * p.updates / kernels.fmas(_FMA_ROUNDS)
-    return {"bytes": moved, "fma": fma, "us": max(moved, fma)}
+    return found | {"us": max(found.values())}
+
+
+def _ranges(device: Device, nbytes: int, count: int) -> Memory:
+    """So many ranges side by side, of the same normal numbers."""
+    memory = Memory(device, count * nbytes)
+    memory.write(np.random.default_rng(1).standard_normal(nbytes // 4, np.float32))
+    for part in range(1, count):
+        memory.repeat(nbytes, part * nbytes)
+    return memory
+
+
+def _in_place(kernels: Ceilings, memory: Memory, nbytes: int, k: int) -> None:
+    kernels.contiguous(memory.address + k * nbytes, nbytes)
 
 
 def takes(spec: KernelSpec, point: Point) -> bool:
@@ -216,7 +245,7 @@ def measure(
         progress: told before each step.
         ascending: so many of each point's fastest kernels are timed once more with a sequence_order that visits the
             slots in ascending order; "order" of such a row is "ascending".
-        peers: time other packages' decode kernels too; "peer" of such a row is true.
+        peers: time other packages' kernels too; "peer" of such a row is true.
 
     Returns:
         A row a kernel and point, in order: "kernel", "point", "spec", "image", "us", "ceilings", "ratio", "error"
@@ -278,7 +307,7 @@ def _peer_rows(
 ) -> list[dict[str, Any]]:
     rows = []
     calls = graph_calls(workload.sets, protocol.calls)
-    for peer in peer_kernels.peers():
+    for peer in peer_kernels.peers(workload.point):
         tell(f"{workload.point.name} {peer.name}")
         row: dict[str, Any] = {"kernel": peer.name, "point": workload.point.name, "peer": True}
         try:
@@ -306,7 +335,7 @@ def _row(
         "spec": spec.fields(),
         "image": {"target": image.target, "sha256": image.sha256},
         "registers": toolchain.worst([image], "registers"),
-        "error": round(max(errors.y, errors.state) / errors.bound, 3),
+        "error": round(errors.share, 3),
     } | _figures(timing, ceilings)
 
 
@@ -334,7 +363,7 @@ def bench(
         path: where to store; by default generated/bench/<device>/<family>.json.
         ordinal: the GPU.
         progress: told before each step.
-        peers: also time other packages' decode kernels; of one that does not run the reason is stored.
+        peers: also time other packages' kernels; of one that does not run the reason is stored.
 
     Returns:
         What was stored.
@@ -445,7 +474,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     one.add_argument(
         "--points", default="", help="measure these points, comma-separated, and keep the other stored rows"
     )
-    one.add_argument("--peers", action="store_true", help="other packages' decode kernels too")
+    one.add_argument("--peers", action="store_true", help="other packages' kernels too")
     one.add_argument("--only", default="", help="measure these ids, comma-separated, and keep the other stored rows")
     two.add_argument("--points", default=",".join(p.name for p in POINTS if p.io == "f32"))
     two.add_argument("--full", action="store_true", help="the full protocol")

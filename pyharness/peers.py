@@ -1,4 +1,4 @@
-"""Other packages' decode kernels over the very arrays of a workload, timed by the same protocol in the same process.
+"""Other packages' kernels over the very arrays of a workload, timed by the same protocol in the same process.
 
 Nothing here is needed to use this project. Who wants the comparison installs torch and the packages beside it; each is
 imported when asked for, and one that is missing or cannot run a point is shown with the reason. Launch configurations
@@ -21,11 +21,16 @@ from typing import Any
 import numpy as np
 
 from pyharness.errors import DeviceError
-from pyharness.workload import Workload
+from pyharness.workload import Point, Workload
 
-#: (BLOCK_SIZE_M, num_warps) of mamba-ssm's Triton kernel that are timed.
+#: (BLOCK_SIZE_M, num_warps) of mamba-ssm's Triton kernel that are timed; the first is its own choice at the usual
+#: d_state.
 TRITON_CONFIGURATIONS = ((4, 4), (4, 1), (8, 1), (8, 4), (16, 1), (16, 4), (32, 8))
+#: Of Mamba-1, whose states have few columns: a block takes more channels.
+TRITON_CHANNELS = ((32, 4), (16, 1), (32, 1), (32, 2), (64, 1), (64, 2), (64, 4), (128, 2), (128, 4), (256, 8))
 FLASHINFER_ALGORITHMS = ("simple", "vertical")
+#: mamba-ssm's compiled scan of Mamba-1; who benches builds it from the package's source distribution.
+_SCAN_MODULE = "selective_scan_cuda"
 _TRITON_MODULE = "mamba_ssm.ops.triton.selective_state_update"
 _TORCH_TYPES = {"f32": "float32", "bf16": "bfloat16", "f16": "float16"}
 #: Most relative error of y: D and dt_bias may be 16-bit there. It tells a wrong call from a right one, no more.
@@ -41,11 +46,17 @@ class Peer:
     prepare: Callable[[Workload], Callable[[int], Any]]
 
 
-def peers() -> Iterator[Peer]:
-    """Every kernel and configuration that is compared, installed or not."""
-    for rows, warps in TRITON_CONFIGURATIONS:
+def peers(point: Point) -> Iterator[Peer]:
+    """Every kernel and configuration that is compared at a point, installed or not.
+
+    flashinfer's kernels take one A a head, so that there is none for Mamba-1.
+    """
+    if point.mamba1 and point.job == "prefill":
+        yield Peer("mamba-ssm selective_scan", _selective_scan)
+        return
+    for rows, warps in TRITON_CHANNELS if point.mamba1 else TRITON_CONFIGURATIONS:
         yield Peer(f"mamba-ssm triton ({rows}, {warps})", functools.partial(_triton, rows=rows, warps=warps))
-    for algorithm in FLASHINFER_ALGORITHMS:
+    for algorithm in () if point.mamba1 else FLASHINFER_ALGORITHMS:
         yield Peer(f"flashinfer {algorithm}", functools.partial(_flashinfer, algorithm=algorithm))
 
 
@@ -72,8 +83,10 @@ def _torch() -> Any:
 def tensors(workload: Workload, k: int) -> dict[str, Any]:
     """Set k of a workload as torch tensors over the same memory.
 
-    x, y are [sequences, tokens, heads, head_dim]; dt, A, D, dt_bias are broadcast to the shapes that peers take, with
-    strides of 0; B, C are [sequences, tokens, groups, d_state]; state is the whole pool; slots are i32 [sequences].
+    x, y and z, where the point has one, are [sequences, tokens, heads, head_dim]; dt, A, D, dt_bias are broadcast to
+    the shapes that peers take, with strides of 0; B, C are [sequences, tokens, groups, d_state]; state is the whole
+    pool; slots are i32 [sequences]. The channels of Mamba-1 are the rows of one head a group, each with values of its
+    own.
 
     Raises:
         DeviceError: torch is missing, or the point has a type that peers do not have.
@@ -96,18 +109,24 @@ def tensors(workload: Workload, k: int) -> dict[str, Any]:
         steps = [int(np.prod(inner[axis + 1 :])) for axis in range(len(inner))]
         return whole.as_strided((p.sequences, p.tokens, *inner), (p.tokens * stride, stride, *steps))
 
-    rank = (p.heads, p.head_dim, p.d_state)
-    vectors = {name: flat(name, 0, p.heads, "float32") for name in ("A", "D", "dt_bias")}
+    heads, head_dim = (p.groups, p.heads // p.groups) if p.mamba1 else (p.heads, p.head_dim)
+    rank = (heads, head_dim, p.d_state)
+    columns = p.d_state if p.mamba1 else 1
+    vectors = {name: flat(name, 0, p.heads, "float32") for name in ("D", "dt_bias")}
+    vectors["A"] = flat("A", 0, p.heads * columns, "float32")
+    dt = rows("dt", p.heads)
+    if p.mamba1:
+        inner = {"dt": dt.unflatten(2, rank[:2]), "z": rows("z", *rank[:2]), "A": vectors["A"].view(rank)}
+        inner |= {name: vectors[name].view(rank[:2]) for name in ("D", "dt_bias")}
+    else:
+        inner = {"dt": dt[..., None].expand(-1, -1, -1, head_dim), "A": vectors["A"][:, None, None].expand(*rank)}
+        inner |= {name: vectors[name][:, None].expand(*rank[:2]) for name in ("D", "dt_bias")}
     slots = workload.sets * p.sequences
-    return {
-        "x": rows("x", p.heads, p.head_dim),
-        "y": rows("y", p.heads, p.head_dim),
+    return inner | {
+        "x": rows("x", *rank[:2]),
+        "y": rows("y", *rank[:2]),
         "B": rows("B", p.groups, p.d_state),
         "C": rows("C", p.groups, p.d_state),
-        "dt": rows("dt", p.heads)[..., None].expand(-1, -1, -1, p.head_dim),
-        "A": vectors["A"][:, None, None].expand(*rank),
-        "D": vectors["D"][:, None].expand(*rank[:2]),
-        "dt_bias": vectors["dt_bias"][:, None].expand(*rank[:2]),
         "state": flat("state", 0, slots * int(np.prod(rank)), _TORCH_TYPES[p.state]).view(slots, *rank),
         "slots": flat("read_slots", k, p.sequences, "int32"),
     }
@@ -161,6 +180,7 @@ def _triton(workload: Workload, rows: int, warps: int) -> Callable[[int], Any]:
         try:
             return module.selective_state_update(
                 *(t[n] for n in ("state", "x", "dt", "A", "B", "C", "D")),
+                z=t.get("z"),
                 dt_bias=t["dt_bias"],
                 dt_softplus=True,
                 state_batch_indices=t["slots"],
@@ -172,7 +192,35 @@ def _triton(workload: Workload, rows: int, warps: int) -> Callable[[int], Any]:
 
 
 def _one_token(t: dict[str, Any]) -> dict[str, Any]:
-    return {name: value[:, 0] if name in ("x", "y", "B", "C", "dt") else value for name, value in t.items()}
+    return {name: value[:, 0] if name in ("x", "y", "z", "B", "C", "dt") else value for name, value in t.items()}
+
+
+def _selective_scan(workload: Workload) -> Callable[[int], Any]:
+    """mamba-ssm's compiled scan; it wants a channel's tokens side by side, and its inputs are laid out so beforehand.
+
+    It starts from zero and keeps its states to itself, a few a channel.
+    """
+    if workload.point.resume:
+        raise DeviceError("sequences start from zero there")
+    _torch()
+    try:
+        module = importlib.import_module(_SCAN_MODULE)
+    except ImportError as error:
+        raise DeviceError(f"{_SCAN_MODULE} is not built ({error})") from error
+    sets = []
+    for k in range(workload.sets):
+        t = tensors(workload, k)
+        rows = {name: t[name].flatten(2).transpose(1, 2).contiguous() for name in ("x", "dt", "z")}
+        columns = {name: t[name].permute(0, 2, 3, 1).contiguous() for name in ("B", "C")}
+        sets.append(rows | columns | {name: t[name].flatten(0, 1) for name in ("A", "D", "dt_bias")})
+
+    def call(k: int) -> Any:
+        t = sets[k]
+        found = module.fwd(*(t[n] for n in ("x", "dt", "A", "B", "C", "D", "z", "dt_bias")), True)
+        # Without and with the gate; the states are the second of three.
+        return found[2].transpose(1, 2)
+
+    return call
 
 
 def _flashinfer(workload: Workload, algorithm: str) -> Callable[[int], Any]:

@@ -177,7 +177,7 @@ def judge(outcome: Outcome, case: Replay, problem: ScanProblem, run: Run, truth:
         outcome = replace(
             outcome,
             peer=max(outcome.peer, peer_share(result, each, exact, case.tolerance)),
-            ours=max(outcome.ours, max(errors.y, errors.state) / errors.bound),
+            ours=max(outcome.ours, errors.share),
             fault="; ".join(filter(None, (outcome.fault, *errors.faults))),
         )
     return outcome

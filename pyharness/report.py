@@ -20,6 +20,9 @@ README = toolchain.ROOT / "README.md"
 _SAMPLE, _SAMPLE_TARGET = ("recurrent", 128, "f32", "f32"), "sm_90"
 #: What the foundation set out to reach in f32 on an H200.
 PREFILL_GOAL_US, PREFILL_GOAL_OF_PADDED, DECODE_GOAL = 450.0, 3.0, 1.10
+#: What Mamba-1 is to reach: peers' times over ours in prefill and decode, and decode's time over its ceiling from some
+#: MiB of states on.
+MAMBA1_PREFILL_GOAL, MAMBA1_DECODE_GOAL, MAMBA1_CEILING_GOAL, MAMBA1_LARGE_MIB = 1.5, 1.0, 1.05, 64
 _WIDTH = 120
 
 
@@ -46,13 +49,13 @@ def stored(suite: str, folder: Path = BENCH) -> list[dict[str, Any]]:
 
 
 def readme_table(suite: str, folder: Path = BENCH) -> str:
-    """The stored figures of a suite as Markdown: tables of a line a kernel (of `update`: of a line a point), beside the
-    ceilings, and what they say.
+    """The stored figures of a suite as Markdown: tables of a line a kernel (of `update` and `selective`: of a line a
+    point), beside the ceilings, and what they say.
 
     Raises:
         SsmError: nothing is stored.
     """
-    table_of = _decode_table if suite == "update" else _device_table
+    table_of = {"update": _decode_table, "selective": _mamba1_table}.get(suite, _device_table)
     return "\n\n".join(table_of(document) for document in stored(suite, folder))
 
 
@@ -79,33 +82,45 @@ def _decode_table(document: Mapping[str, Any]) -> str:
     )
     lines = ["| " + " | ".join(head) + " |", "| --- |" + " ---: |" * 5 + " --- | ---: | ---: | --- |"]
     for name, point in document["points"].items():
-        rows = [row for row in document["rows"] if row["point"] == name and "us" in row]
-        lines.append("| " + " | ".join(_decode_cells(point, rows)) + " |")
+        lines.append("| " + " | ".join(_decode_cells(point, _timed_at(document, name))) + " |")
+    return "\n\n".join([_wrapped(prose), "\n".join(lines), *_not_run(document)])
+
+
+def _timed_at(document: Mapping[str, Any], point: str) -> list[Mapping[str, Any]]:
+    return [row for row in document["rows"] if row["point"] == point and "us" in row]
+
+
+def _not_run(document: Mapping[str, Any]) -> list[str]:
+    """Why kernels that were timed nowhere were not."""
     ran = {row["kernel"] for row in document["rows"] if "us" in row}
     missing = {row["kernel"]: row["failed"] for row in document["rows"] if "failed" in row and row["kernel"] not in ran}
-    notes = [_wrapped(f"Not run at any point: {kernel}: {why}") for kernel, why in missing.items()]
-    return "\n\n".join([_wrapped(prose), "\n".join(lines), *notes])
+    return [_wrapped(f"Not run at any point: {kernel}: {why}") for kernel, why in missing.items()]
+
+
+def _fastest(rows: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
+    return min(rows, key=lambda row: row["us"]["median"], default=None)
+
+
+def _state_mib(point: Mapping[str, Any]) -> float:
+    """MiB of the states of a call."""
+    elements = math.prod(point[size] for size in ("sequences", "heads", "head_dim", "d_state"))
+    return float(elements * DTYPE_BYTES[point["state"]] / 2**20)
 
 
 def _decode_cells(point: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    def best(found: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
-        return min(found, key=lambda row: row["us"]["median"], default=None)
-
     def figure(row: Mapping[str, Any] | None, ceiling: str = "slots") -> str:
         if row is None:
             return "-"
         us = row["us"]["median"]
         return f"{us:.2f} ({us / row['ceilings'][ceiling]:.2f}x)"
 
-    ours = best([row for row in rows if not is_peer(row) and "order" not in row])
-    ascending = best([row for row in rows if "order" in row])
-    peer = best([row for row in rows if is_peer(row)])
+    ours = _fastest([row for row in rows if not is_peer(row) and "order" not in row])
+    ascending = _fastest([row for row in rows if "order" in row])
+    peer = _fastest([row for row in rows if is_peer(row)])
     sizes = f"{point['heads']} heads x {point['head_dim']} x {point['d_state']}"
-    state_bytes = math.prod(point[size] for size in ("sequences", "heads", "head_dim", "d_state"))
-    mib = state_bytes * DTYPE_BYTES[point["state"]] / 2**20
     return [
         f"{point['sequences']} x {point['tokens']}, {sizes}, {point['io']} s{point['state']}",
-        f"{mib:g}",
+        f"{_state_mib(point):g}",
         *(f"{ours['ceilings'][kind]:.2f}" if ours else "-" for kind in _DECODE_CEILINGS),
         figure(ours),
         f"`{ours['kernel']}`" if ours else "-",
@@ -113,6 +128,75 @@ def _decode_cells(point: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -
         figure(peer),
         str(peer["kernel"]) if peer else "-",
     ]
+
+
+#: How the cells of Mamba-1's table name ceilings.
+_MAMBA1_CEILINGS = {"exp": "exponentials", "fma": "FP32", "bytes": "bytes", "slots": "states", "moved": "all bytes"}
+
+
+def _mamba1_table(document: Mapping[str, Any]) -> str:
+    """A line a point: the ceilings, the best of ours and the best peer."""
+    head = ("Mamba-1", "ceilings", "ours", "kernel", "best peer", "which", "peer / ours")
+    prose = (
+        f"{_title(document)}. Microseconds of one call whose data are cold. Ceilings of prefill: the bytes that must "
+        "move, as a copy; four FP32 instructions and one exponential a state element and token. Of decode: the states "
+        "read and written in the order of the sequences, and one range of as many bytes as inputs, y and states have "
+        "together. In brackets the time as a multiple of the highest."
+    )
+    lines = ["| " + " | ".join(head) + " |", "| --- | --- | ---: | --- | ---: | --- | ---: |"]
+    gains: dict[str, list[float]] = {"prefill": [], "decode": []}
+    over: list[float] = []
+    for name, point in document["points"].items():
+        rows = _timed_at(document, name)
+        ours = _fastest([row for row in rows if not is_peer(row)])
+        peer = _fastest([row for row in rows if is_peer(row)])
+        lines.append("| " + " | ".join(_mamba1_cells(point, ours, peer)) + " |")
+        if ours and peer:
+            gains[point["job"]].append(peer["us"]["median"] / ours["us"]["median"])
+        if ours and point["job"] == "decode" and _state_mib(point) >= MAMBA1_LARGE_MIB:
+            over.append(ours["ratio"])
+    findings = [_wrapped(goals_) for goals_ in [mamba1_goals(gains, over)] if goals_]
+    return "\n\n".join([_wrapped(prose), "\n".join(lines), *findings, *_not_run(document)])
+
+
+def _mamba1_cells(
+    point: Mapping[str, Any], ours: Mapping[str, Any] | None, peer: Mapping[str, Any] | None
+) -> list[str]:
+    ceilings = ours["ceilings"] if ours else {}
+    shown = [f"{name} {ceilings[kind]:.1f}" for kind, name in _MAMBA1_CEILINGS.items() if kind in ceilings]
+    us = ours["us"]["median"] if ours else 0.0
+    return [
+        f"{point['job']} {point['sequences']} x {point['tokens']}, {point['heads']} channels x {point['d_state']}, "
+        f"{point['io']} s{point['state']}",
+        ", ".join(shown),
+        f"{us:.2f} ({ours['ratio']:.2f}x)" if ours else "-",
+        f"`{ours['kernel']}`" if ours else "-",
+        f"{peer['us']['median']:.2f}" if peer else "-",
+        str(peer["kernel"]) if peer else "-",
+        f"{peer['us']['median'] / us:.2f}" if ours and peer else "-",
+    ]
+
+
+def mamba1_goals(gains: Mapping[str, Sequence[float]], over: Sequence[float]) -> str:
+    """Mamba-1's goals beside what is reached.
+
+    Args:
+        gains: of "prefill" and "decode", at each point that a peer ran, its time over ours.
+        over: our time over the ceiling at each decode point of many states.
+    """
+    texts = []
+    for job, goal in (("prefill", MAMBA1_PREFILL_GOAL), ("decode", MAMBA1_DECODE_GOAL)):
+        if gains[job]:
+            least = min(gains[job])
+            wanted = f"{goal:g}x as fast as" if goal > 1 else "faster than"
+            texts.append(f"{job} {wanted} the best peer: {least:.2f}x at the least, {_verdict(goal, least)}")
+    if over:
+        most = max(over)
+        texts.append(
+            f"decode within {100 * (MAMBA1_CEILING_GOAL - 1):.0f} % of its ceiling from {MAMBA1_LARGE_MIB} MiB of "
+            f"states on: {100 * (most - 1):.0f} % above it at the most, {_verdict(most, MAMBA1_CEILING_GOAL)}"
+        )
+    return f"Goals: {'; '.join(texts)}." if texts else ""
 
 
 def _wrapped(prose: str) -> str:
@@ -209,6 +293,8 @@ _CEILINGS = {
     "contiguous": "the same bytes in one range",
     "bytes": "the bytes that must move, as a copy",
     "fma": "three FP32 instructions a state element and token",
+    "exp": "one exponential a state element and token",
+    "moved": "one range of as many bytes as inputs, y and states have",
 }
 
 

@@ -37,7 +37,15 @@ TARGETS = ("sm_75", "sm_80", "sm_86", "sm_89", "sm_90", "sm_90a", "sm_100", "sm_
 PORTABLE_SHARED = 99 * 1024
 MAX_GRID_X = 2**31 - 1
 
-_PARTS = (("n", "d_state"), ("p", "head_dim"), ("l", "lanes"), ("r", "rows"), ("w", "warps"), ("c", "chunk"))
+_PARTS = (
+    ("n", "d_state"),
+    ("p", "head_dim"),
+    ("l", "lanes"),
+    ("r", "rows"),
+    ("w", "warps"),
+    ("c", "chunk"),
+    ("s", "sequences"),
+)
 
 
 def power_of_two_at_least(value: int) -> int:
@@ -65,6 +73,15 @@ def rows_grid(geometry: Geometry, rows: int) -> tuple[int, int, int]:
     """The grid of the rule "rows": a block a (sequence, head, run of rows), at least one sequence's."""
     blocks = max(geometry.sequences, 1) * geometry.heads * -(-geometry.head_dim // rows)
     return (min(blocks, MAX_GRID_X), 1, 1)
+
+
+def channels_grid(geometry: Geometry, rows: int, sequences: int) -> tuple[int, int, int]:
+    """The grid of the rule "channels" (head_dim 1): a block a run of `rows` channels of one group and `sequences`
+    sequences, at least one sequence's; whole runs, so that a block that goes on to another sequence keeps its channels.
+    """
+    runs = geometry.groups * -(-(geometry.heads // geometry.groups) // rows)
+    shares = -(-max(geometry.sequences, 1) // sequences)
+    return (runs * min(shares, MAX_GRID_X // runs), 1, 1)
 
 
 @dataclass(frozen=True)

@@ -20,13 +20,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pyharness import bitwise, build, cases, gpus, manifest, toolchain
-from pyharness.cases import Case, Options, Shape, draw
+from pyharness import bitwise, build, cases, gpus, mamba1_cases, manifest, toolchain
+from pyharness.cases import Case, Options, Shape, as_channels, draw
 from pyharness.catalogue import CATALOGUE
 from pyharness.compare import Errors, compare
 from pyharness.device import Device, get, image_target
 from pyharness.errors import DeviceError, NoKernel, SsmError
-from pyharness.families import RecurrentSpec, UpdateSpec
+from pyharness.families import RecurrentSpec, SelectiveSpec, UpdateSpec
 from pyharness.oracle import OracleResult, oracle
 from pyharness.peer_suites import DECODE_SUITES
 from pyharness.problem import ScanProblem
@@ -62,6 +62,8 @@ def lengths_for(spec: KernelSpec, lengths: Sequence[int]) -> tuple[int, ...]:
 
 def head_dim_of(spec: KernelSpec, usual: int) -> int:
     """The head_dim that a kernel is made for, else the usual one."""
+    if isinstance(spec, SelectiveSpec):
+        return 1
     return getattr(spec, "head_dim", 0) or usual
 
 
@@ -73,8 +75,12 @@ def chunk_of(spec: KernelSpec, d_state: int) -> int:
 def kernel_cases(spec: KernelSpec) -> Iterator[Case]:
     """The cases of a kernel: options in its types, the edges, the ancestor's tests, a long prompt, the real models.
 
-    A kernel for short sequences or for one head_dim gets those that it runs, and the peers' decode suites.
+    A kernel for short sequences or for one head_dim gets those that it runs, and the peers' decode suites; one for
+    Mamba-1 those of `mamba1_cases`.
     """
+    if isinstance(spec, SelectiveSpec):
+        yield from mamba1_cases.kernel_cases(spec)
+        return
     for d_state in d_states(spec):
         yield from option_cases(
             d_state, spec.io, spec.state, lengths_for(spec, OPTION_LENGTHS), head_dim_of(spec, OPTION_HEAD_DIM)
@@ -206,7 +212,8 @@ def check_case(spec: KernelSpec, case: Case) -> Errors:
 def batch(spec: KernelSpec) -> ScanProblem:
     """Sequences of several lengths over a pool, some fresh: what the checks of bits run."""
     options = Options(io=spec.io, state=spec.state, dt_f32=True, fresh="mixed", z=True)
-    return draw(21, Shape(lengths_for(spec, (40, 1, 150, 7, 33)), 4, 64, d_states(spec)[0], 2), options)
+    problem = draw(21, Shape(lengths_for(spec, (40, 1, 150, 7, 33)), 4, 64, d_states(spec)[0], 2), options)
+    return as_channels(problem) if isinstance(spec, SelectiveSpec) else problem
 
 
 def _slots(problem: ScanProblem) -> tuple[Array, Array]:
@@ -316,7 +323,7 @@ def vet_kernel(spec: KernelSpec, device: Device) -> Proof:
     for case in kernel_cases(spec):
         errors = check_case(spec, case)
         count += 1
-        share = max(errors.y, errors.state) / errors.bound
+        share = errors.share
         if share >= worst:
             worst, worst_case = share, case.name
     check_repeats(spec)
@@ -442,9 +449,12 @@ def sanitizer_specs(specs: Sequence[KernelSpec]) -> list[KernelSpec]:
     picked = (next((spec for spec in recurrent if fits(spec)), None) for fits in wanted)
     # Of `update`, one of each stored type and each way of loading tokens.
     decode = {(spec.state, spec.chunk): spec for spec in reversed(specs) if isinstance(spec, UpdateSpec)}
+    # Of `selective`, one of each stored type for prefill and for decode.
+    channels = {(spec.state, spec.decodes): spec for spec in reversed(specs) if isinstance(spec, SelectiveSpec)}
     # Of other families, all: they have their own templates.
-    others = [spec for spec in specs if not isinstance(spec, RecurrentSpec | UpdateSpec)]
-    return [*(spec for spec in picked if spec is not None), *reversed(decode.values()), *others]
+    others = [spec for spec in specs if not isinstance(spec, RecurrentSpec | UpdateSpec | SelectiveSpec)]
+    chosen = [*reversed(decode.values()), *reversed(channels.values()), *others]
+    return [*(spec for spec in picked if spec is not None), *chosen]
 
 
 def run_sanitizers(specs: Sequence[KernelSpec], tell: Callable[[str], None]) -> dict[str, str]:
@@ -492,6 +502,9 @@ def sanitizer_cases(spec: KernelSpec) -> Iterator[Case]:
         ("odd", (7, 2), replace(plain, shift=1, gap=3, slot_gap=5)),
     ):
         shape = Shape(lengths_for(spec, lengths), 2, head_dim, d_state)
+        if isinstance(spec, SelectiveSpec):
+            # A whole block and a cut one of most kernels; A has a value for each column but for the last case.
+            shape, options = replace(shape, heads=70), replace(options, per_column_a=name != "odd", z=True)
         build = functools.partial(draw, 3, shape, options)
         yield Case(f"{name} {shape.lengths} n{d_state} p{head_dim} {spec.io} s{spec.state}", build)
 

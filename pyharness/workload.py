@@ -20,8 +20,9 @@ from pyharness.problem import DTYPES, ScanProblem
 from pyharness.scan import ScanResult, require
 from pyharness.spec import Geometry, KernelSpec
 
-#: Problems with more element updates than this are held against the oracle on three heads only.
+#: Problems with more element updates than this are held against the oracle on three heads only, or on some channels.
 _ORACLE_UPDATES = 2 * 10**8
+_CHECKED_CHANNELS = 200
 #: Inputs of all problems are drawn if they are no larger than this; else one problem is repeated.
 _DRAWN_BYTES = 64 * 2**20
 
@@ -59,6 +60,11 @@ class Point:
         return "_".join([self.job, f"{self.sequences}x{self.tokens}", *sizes, self.io, *state, *packed])
 
     @property
+    def mamba1(self) -> bool:
+        """Whether heads are channels, with A for each column and a gate z."""
+        return self.head_dim == 1
+
+    @property
     def all_tokens(self) -> int:
         """Tokens of one call."""
         return self.sequences * self.tokens
@@ -76,8 +82,8 @@ class Point:
 
     @property
     def input_bytes(self) -> int:
-        """Bytes of x, dt, B and C of one call."""
-        row = self.heads * self.head_dim + self.heads + 2 * self.groups * self.d_state
+        """Bytes of x, dt, B and C, and of z where there is one, of one call."""
+        row = self.heads * self.head_dim + self.heads + 2 * self.groups * self.d_state + self.heads * self.mamba1
         return self.all_tokens * row * DTYPES[self.io].itemsize
 
     @property
@@ -106,6 +112,21 @@ POINTS = tuple(
 
 #: Measured in sweeps only: one of eight ranks of a large model, where one sequence leaves most multiprocessors idle.
 SWEEP_POINTS = (*POINTS, Point("prefill", 1, 4096, False, heads=16, groups=1))
+
+#: Mamba-1 as Falcon-Mamba and Jamba have it: one long prompt, a batch of prompts, and decode.
+MAMBA1 = tuple(
+    Point(job, sequences, tokens, job == "decode", heads=8192, head_dim=1, d_state=16, groups=1, io="bf16")
+    for job, sequences, tokens in (
+        ("prefill", 1, 4096),
+        ("prefill", 8, 1024),
+        *(("decode", batch, 1) for batch in (1, 16, 128, 512)),
+    )
+)
+#: The same prompt through fewer channels: most multiprocessors are idle unless time is cut.
+MAMBA1_SWEEP = tuple(
+    Point("prefill", 1, 4096, False, heads=channels, head_dim=1, d_state=16, groups=1, io="bf16")
+    for channels in (1536, 2048, 5120)
+)
 
 
 def _decode(
@@ -142,11 +163,11 @@ def point_named(name: str) -> Point:
     Raises:
         NoKernel: there is none.
     """
-    for point in (*SWEEP_POINTS, *DECODE):
+    known = (*SWEEP_POINTS, *DECODE, *MAMBA1, *MAMBA1_SWEEP)
+    for point in known:
         if point.name == name:
             return point
-    known = ", ".join(point.name for point in (*SWEEP_POINTS, *DECODE))
-    raise NoKernel(f"no point {name!r} is measured; on offer: {known}")
+    raise NoKernel(f"no point {name!r} is measured; on offer: {', '.join(point.name for point in known)}")
 
 
 def slot_sets(set_bytes: int, l2_bytes: int) -> int:
@@ -174,15 +195,16 @@ class Workload:
         p = self.point
         problems = self.sets if self.sets * p.input_bytes <= _DRAWN_BYTES else 1
         rows = problems * p.all_tokens
-        shapes = {"x": (p.heads, p.head_dim), "dt": (p.heads,), "B": (p.groups, p.d_state), "C": (p.groups, p.d_state)}
+        shapes = {"x": (p.heads, p.head_dim), "B": (p.groups, p.d_state), "C": (p.groups, p.d_state), "dt": (p.heads,)}
+        if p.mamba1:
+            shapes["z"] = shapes["x"]
         self._inputs: dict[str, Any] = {}
         #: Elements of a packed token row, and where each input starts in it.
         self._width = sum(math.prod(shape) for shape in shapes.values())
         self._first: dict[str, int] = {}
         memory = np.empty((rows, self._width), DTYPES[p.io])
         start = 0
-        for name in ("x", "B", "C", "dt"):
-            shape = shapes[name]
+        for name, shape in shapes.items():
             columns = memory[:, start : start + math.prod(shape)]
             columns[...] = rng.standard_normal(columns.shape, np.float32).astype(memory.dtype)
             view = columns.reshape(rows, *shape)
@@ -192,7 +214,7 @@ class Workload:
         self._packed_rows: Array = memory
         # A and the range of dt are those of trained models.
         self._constants: dict[str, Any] = {
-            "A": -rng.uniform(1, 16, p.heads).astype(np.float32),
+            "A": -rng.uniform(1, 16, (p.heads, p.d_state) if p.mamba1 else p.heads).astype(np.float32),
             "D": rng.standard_normal(p.heads, np.float32),
             "dt_bias": rng.uniform(-6, -3, p.heads).astype(np.float32),
         }
@@ -303,6 +325,8 @@ class Workload:
         heads = self.point.heads
         if self.point.updates <= _ORACLE_UPDATES or heads <= 3:
             return np.arange(heads)
+        if self.point.mamba1:
+            return np.unique(np.linspace(0, heads - 1, _CHECKED_CHANNELS).astype(np.int64))
         return np.array([0, heads // 2 - 1, heads - 1])
 
     @cached_property
@@ -312,11 +336,13 @@ class Workload:
         per_head = heads if len(heads) < p.heads else slice(None)
         per_group = heads // (p.heads // p.groups) if len(heads) < p.heads else slice(None)
         rows = {name: array[: p.all_tokens] for name, array in self._inputs.items()}
+        channels: dict[str, Any] = {
+            name: np.ascontiguousarray(rows[name][:, per_head]) for name in ("x", "dt", "z") if name in rows
+        }
         drawn = self._slots[: p.sequences] % p.sequences
         scale = None if self._scales is None else np.ascontiguousarray(self._scales[drawn][:, per_head])
         problem = ScanProblem(
-            x=np.ascontiguousarray(rows["x"][:, per_head]),
-            dt=np.ascontiguousarray(rows["dt"][:, per_head]),
+            **channels,
             A=self._constants["A"][per_head],
             B=np.ascontiguousarray(rows["B"][:, per_group]),
             C=np.ascontiguousarray(rows["C"][:, per_group]),

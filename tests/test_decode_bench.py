@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -200,18 +200,37 @@ def test_a_difference_in_a_state_is_counted_and_equal_ones_are_not(
 
 
 def test_every_peer_is_named_and_says_what_is_missing(device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = list(peers.peers())
-    assert [peer.name for peer in found][:2] == ["mamba-ssm triton (4, 4)", "mamba-ssm triton (4, 1)"]
-    assert len(found) == 9
     import sys
 
+    point = Point("decode", 2, 1, True, 2, 4, 16, 1, "bf16", packed=True)
+    found = list(peers.peers(point))
+    assert [peer.name for peer in found][:2] == ["mamba-ssm triton (4, 4)", "mamba-ssm triton (4, 1)"]
+    assert len(found) == 9
     for name in ("torch", "mamba_ssm", "flashinfer"):
         monkeypatch.setitem(sys.modules, name, None)
-    load = Workload(device, Point("decode", 2, 1, True, 2, 4, 16, 1, "bf16", packed=True))
+    load = Workload(device, point)
     with pytest.raises(DeviceError, match="torch is not installed"):
         peers.time_peer(load, found[0], 1, 1, 1, 0.0)
     assert peers.reason(ValueError("a\nb")) == "ValueError: a b"
     assert peers.reason(ImportError("no x/y in (/opt/a b/c.so), /x/y.py")) == "ImportError: no x/y in (a b/c.so), y.py"
+
+
+def test_mamba1_has_peers_of_its_own(device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    import sys
+
+    prefill = Point("prefill", 1, 5, False, heads=8, head_dim=1, d_state=16, groups=1, io="bf16")
+    (scan,) = peers.peers(prefill)
+    assert scan.name == "mamba-ssm selective_scan"
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace())
+    monkeypatch.setitem(sys.modules, "selective_scan_cuda", None)
+    with pytest.raises(DeviceError, match="selective_scan_cuda is not built"):
+        scan.prepare(Workload(device, prefill))
+    with pytest.raises(DeviceError, match="sequences start from zero there"):
+        scan.prepare(Workload(device, replace(prefill, resume=True)))
+    decode = replace(prefill, job="decode", tokens=1, resume=True)
+    names = [peer.name for peer in peers.peers(decode)]
+    assert names[:2] == ["mamba-ssm triton (32, 4)", "mamba-ssm triton (16, 1)"]
+    assert len(names) == len(set(names)) == 10
 
 
 def test_a_configuration_replaces_the_rows_and_warps_of_a_launcher() -> None:

@@ -123,6 +123,47 @@ def test_what_compile_time_sizes_gain_is_worked_out(folder: Path) -> None:
     assert "0.75x the time of `padded` in decode (45.0 for 60.0 us)" in compile_time_sizes(document)
 
 
+def test_mamba1_has_a_line_a_point_and_its_goals(tmp_path: Path) -> None:
+    sizes = {"heads": 8192, "head_dim": 1, "d_state": 16, "groups": 1, "io": "bf16", "state": "f32"}
+    points = {
+        name: {"job": job, "sequences": sequences, "tokens": tokens, "resume": job == "decode", **sizes}
+        for name, job, sequences, tokens in (
+            ("long", "prefill", 1, 4096),
+            ("few", "decode", 16, 1),
+            ("many", "decode", 128, 1),
+        )
+    }
+    states = {"slots": 36.0, "ascending": 35.0, "contiguous": 36.0, "moved": 40.0, "us": 40.0}
+    rows = [
+        row("slow", "long", 400.0, bytes=68.0, fma=69.0, exp=128.0, us=128.0),
+        row("fast", "long", 320.0, bytes=68.0, fma=69.0, exp=128.0, us=128.0),
+        row("theirs", "long", 480.0, us=128.0) | {"peer": True, "error_of_y": 1e-3},
+        row("one", "few", 10.0, slots=6.0, moved=6.5, us=6.5),
+        row("one", "many", 44.0, **states),
+        row("triton (32, 4)", "many", 41.8, **states) | {"peer": True, "error_of_y": 1e-3},
+        {"kernel": "missing", "point": "few", "peer": True, "failed": "it is not built"},
+    ]
+    document = {"device": "NVIDIA H200", "driver": "580.1", "compiler": "13.0.88", "date": "2026-01-02"}
+    path = tmp_path / "nvidia-h200" / "selective.json"
+    path.parent.mkdir()
+    path.write_text(json.dumps(document | {"points": points, "rows": rows}), encoding="utf-8")
+    lines = readme_table("selective", tmp_path).splitlines()
+    assert (
+        "| prefill 1 x 4096, 8192 channels x 16, bf16 sf32 | exponentials 128.0, FP32 69.0, bytes 68.0 | "
+        "320.00 (2.50x) | `fast` | 480.00 | theirs | 1.50 |"
+    ) in lines
+    assert (
+        "| decode 16 x 1, 8192 channels x 16, bf16 sf32 | states 6.0, all bytes 6.5 | 10.00 (1.54x) | `one` | - | - "
+        "| - |"
+    ) in lines
+    text = " ".join(lines)
+    # 16 sequences have 8 MiB of states: no goal is set there.
+    assert "prefill 1.5x as fast as the best peer: 1.50x at the least, reached;" in text
+    assert "decode faster than the best peer: 0.95x at the least, not reached;" in text
+    assert "from 64 MiB of states on: 10 % above it at the most, not reached." in text
+    assert text.endswith("Not run at any point: missing: it is not built")
+
+
 def test_missing_markers_and_missing_figures_are_errors(folder: Path, tmp_path: Path) -> None:
     readme = tmp_path / "README.md"
     readme.write_text("no markers\n", encoding="utf-8")

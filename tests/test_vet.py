@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pyharness import vet
+from pyharness import mamba1_cases, vet
 from pyharness.catalogue import CATALOGUE
 from pyharness.errors import NoKernel
-from pyharness.families import RecurrentSpec, UpdateSpec
+from pyharness.families import RecurrentSpec, SelectiveSpec, UpdateSpec
 from pyharness.oracle import oracle
 from pyharness.select import Features, mismatch
 
@@ -60,6 +60,28 @@ def test_a_decode_kernel_gets_short_sequences_of_its_head_dim_and_the_peers_deco
     assert any(p.rounding_key is not None for p in problems) == (state != "f32")
     for case in vet.sanitizer_cases(spec):
         assert mismatch(Features.of(case.build()), spec) == ""
+
+
+@pytest.mark.parametrize(
+    "spec", [SelectiveSpec(d_state=8, io="bf16"), SelectiveSpec(d_state=8, state="bf16", chunk=1)], ids=lambda s: s.id
+)
+def test_a_kernel_for_mamba1_gets_channels_with_an_a_for_each_column(spec: SelectiveSpec) -> None:
+    found = list(vet.kernel_cases(spec))
+    assert len({case.name for case in found}) == len(found)
+    problems = [*(case.build() for case in found), vet.batch(spec)]
+    assert not any(mismatch(Features.of(problem), spec) for problem in problems)
+    assert {problem.A.ndim for problem in problems} == {1, 2}
+    assert max(problem.tokens for problem in problems) == 4096
+    assert any(problem.rounding_key is not None for problem in problems) == (spec.state != "f32")
+    watched = [case.build() for case in vet.sanitizer_cases(spec)]
+    assert [(problem.heads, problem.head_dim) for problem in watched] == [(70, 1)] * 3
+    assert not any(mismatch(Features.of(problem), spec) for problem in watched)
+
+
+def test_real_models_of_mamba1_are_whole() -> None:
+    found = [case.build() for case in mamba1_cases.model_cases(SelectiveSpec(d_state=16))]
+    assert {problem.heads for problem in found} >= {2048, 8192}
+    assert {(problem.head_dim, problem.d_state) for problem in found} == {(1, 16)}
 
 
 def test_bits_are_compared_of_decode_kernels_only() -> None:

@@ -73,3 +73,21 @@ extern "C" __global__ void __launch_bounds__(256) ceiling_fma(float* out, int ro
   for (int i = 0; i < kChains; ++i) sum += v[i];
   out[static_cast<long long>(blockIdx.x) * blockDim.x + threadIdx.x] = sum;
 }
+
+// The rate of exponentials: 16 chains a thread of `rounds` x 16 of v = 2^(-v), which stay between 0 and 1.
+extern "C" __global__ void __launch_bounds__(256) ceiling_exp(float* out, int rounds) {
+  float v[kChains];
+#pragma unroll
+  for (int i = 0; i < kChains; ++i) v[i] = static_cast<float>(threadIdx.x + i) * 0x1p-9f;
+  for (int round = 0; round < rounds; ++round) {
+#pragma unroll
+    for (int repeat = 0; repeat < kChains; ++repeat) {
+#pragma unroll
+      for (int i = 0; i < kChains; ++i) asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(v[i]) : "f"(-v[i]));
+    }
+  }
+  float sum = 0.0f;
+#pragma unroll
+  for (int i = 0; i < kChains; ++i) sum += v[i];
+  out[static_cast<long long>(blockIdx.x) * blockDim.x + threadIdx.x] = sum;
+}

@@ -1,0 +1,213 @@
+"""The `selective` family: Mamba-1, head_dim 1 and A for each (channel, column), prefill and decode, f32 FMA."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from pyharness.errors import NoKernel
+from pyharness.spec import (
+    DTYPE_BYTES,
+    IO_DTYPES,
+    PORTABLE_SHARED,
+    Geometry,
+    KernelSpec,
+    Launch,
+    Plan,
+    channels_grid,
+    power_of_two_at_least,
+)
+
+MAX_D_STATE = 256
+#: Most state elements of a lane.
+MAX_ELEMENTS = 64
+MAX_WARPS = 8
+MAX_CHUNK = 128
+MAX_PIECES = 16
+#: Most sequences that a decoding block serves.
+MAX_SEQUENCES = 64
+_ACCESS_BYTES = 16
+#: What a chunk is made to fit by default, in bytes: two blocks on a multiprocessor of the larger targets.
+_STAGING_BUDGET = 96 * 1024
+#: Tokens of a channel whose steps and gates a group of lanes computes at once.
+_TOKENS_TOGETHER = 8
+
+
+@dataclass(frozen=True, kw_only=True)
+class SelectiveSpec(KernelSpec):
+    """A selective kernel; fields left at 0 take their defaults. A "row" is a channel, as head_dim is 1.
+
+    Attributes:
+        lanes: lanes of a warp that share a channel's columns.
+        rows: channels of one block; with lanes and warps it fixes the channels of a lane.
+        warps: warps of a block.
+        chunk: tokens staged at a time; 1 stages nothing: the kernel is made for decode.
+        sequences: of decode, sequences that a block serves; 0 for prefill, where a block serves one.
+
+    Raises:
+        NoKernel: the combination cannot exist; the message gives the reason.
+    """
+
+    family: ClassVar[str] = "selective"
+    numerics_revision: ClassVar[int] = 1
+
+    lanes: int = 0
+    rows: int = 0
+    warps: int = 0
+    chunk: int = 0
+    sequences: int = 0
+
+    def __post_init__(self) -> None:
+        if self.io in IO_DTYPES and self.state in IO_DTYPES and 1 <= self.d_state <= MAX_D_STATE:
+            self._fill()
+        reason = self._invalid()
+        if reason:
+            raise NoKernel(f"no selective kernel with {self.fields()}: {reason}")
+
+    def _fill(self) -> None:
+        columns = self.piece if self.decodes else 4
+        self._default("lanes", min(32, power_of_two_at_least(-(-self.d_state // columns))))
+        # Decode is fastest in blocks of one warp, prefill in few blocks with long chunks.
+        self._default("warps", 1 if self.decodes else 8)
+        if self.lanes > 0 and self.warps > 0:
+            tile = min(4, self.lanes) if self.decodes else max(1, min(4, self.lanes // 4))
+            self._default("rows", 32 * self.warps // self.lanes * tile)
+            if 1 <= self.tile <= self.lanes:
+                self._default("chunk", self._longest_chunk())
+        if self.decodes:
+            self._default("sequences", 4)
+
+    def _longest_chunk(self) -> int:
+        """The most groups of tokens that are computed together, up to 64 tokens, that fit the staging budget."""
+        group = max(self.batch, _TOKENS_TOGETHER)
+        return max(1, min(64, _STAGING_BUDGET // self._token_bytes()) // group) * group
+
+    def _invalid(self) -> str:
+        if self.io not in IO_DTYPES:
+            return f"io must be one of {', '.join(IO_DTYPES)}, found {self.io!r}"
+        if self.state not in IO_DTYPES:
+            return f"state must be one of {', '.join(IO_DTYPES)}, found {self.state!r}"
+        if not 1 <= self.d_state <= MAX_D_STATE:
+            return f"d_state must be 1 to {MAX_D_STATE}, found {self.d_state}"
+        if self.lanes not in (1, 2, 4, 8, 16, 32):
+            return f"lanes must be a power of two from 1 to 32, found {self.lanes}"
+        if not 1 <= self.warps <= MAX_WARPS:
+            return f"warps must be 1 to {MAX_WARPS}, found {self.warps}"
+        if self.tile not in (1, 2, 4, 8) or self.tile * self.threads != self.rows * self.lanes:
+            return (
+                f"a lane must own 1, 2, 4 or 8 channels: rows * lanes / (32 * warps) is "
+                f"{self.rows * self.lanes}/{self.threads}"
+            )
+        if self.tile > self.lanes:
+            return f"a lane may own at most as many channels as lanes share them, {self.lanes}, found {self.tile}"
+        if self.tile * self.slice > MAX_ELEMENTS:
+            return f"a lane must own at most {MAX_ELEMENTS} elements, found {self.tile * self.slice}: use more lanes"
+        if self.decodes:
+            if self.pieces > MAX_PIECES:
+                return f"a lane may own at most {MAX_PIECES} pieces of a channel, found {self.pieces}: use more lanes"
+            if not 1 <= self.sequences <= MAX_SEQUENCES:
+                return f"a block may serve 1 to {MAX_SEQUENCES} sequences, found {self.sequences}"
+            return ""
+        if self.sequences:
+            return f"sequences of a block are chosen for decode, where chunk is 1, found chunk {self.chunk}"
+        if not 1 <= self.chunk <= MAX_CHUNK or self.chunk % self.batch:
+            return f"chunk must be 1, or up to {MAX_CHUNK} tokens in whole batches of {self.batch}, found {self.chunk}"
+        if self.shared_bytes > PORTABLE_SHARED:
+            return f"a block may use {PORTABLE_SHARED} bytes of shared memory, found {self.shared_bytes}"
+        return ""
+
+    @property
+    def decodes(self) -> bool:
+        """Whether nothing is staged: made for one or a few tokens a sequence."""
+        return self.chunk == 1
+
+    @property
+    def body(self) -> str:
+        """The section of the template that holds the kernel."""
+        return "decode" if self.decodes else "prefill"
+
+    @property
+    def tile(self) -> int:
+        """Channels that a lane owns."""
+        return self.rows * self.lanes // self.threads
+
+    @property
+    def piece(self) -> int:
+        """Columns of a 16-byte access to the state (decode)."""
+        return _ACCESS_BYTES // DTYPE_BYTES[self.state]
+
+    @property
+    def pieces(self) -> int:
+        """Pieces of one channel that a lane owns, the last ones partly empty (decode)."""
+        return -(-self.d_state // (self.piece * self.lanes))
+
+    @property
+    def quads(self) -> int:
+        """Quads of columns of one channel that a lane owns (prefill)."""
+        return -(-self.d_state // (4 * self.lanes))
+
+    @property
+    def slice(self) -> int:
+        """Columns of one channel that a lane owns."""
+        return self.pieces * self.piece if self.decodes else 4 * self.quads
+
+    @property
+    def batch(self) -> int:
+        """Tokens whose sums of y cross the lanes together (prefill)."""
+        return max(1, self.lanes // self.tile)
+
+    @property
+    def batches(self) -> int:
+        """Batches whose steps and gates are computed together (prefill)."""
+        most = max(1, _TOKENS_TOGETHER // self.batch)
+        whole = self.chunk // self.batch
+        return max(count for count in (1, 2, 4, 8) if count <= most and whole % count == 0)
+
+    @property
+    def blocks(self) -> int:
+        """Blocks whose registers must fit a multiprocessor."""
+        # The state and A; the most warps for which nvcc spills nothing on any target.
+        live = 2 * self.tile * self.slice
+        warps = 16 if live <= 16 else 12 if live <= 32 else 8
+        if self.decodes:
+            warps = 24 if live <= 16 else 16 if live <= 64 else 8
+        return max(1, warps // self.warps)
+
+    @property
+    def threads(self) -> int:
+        return 32 * self.warps
+
+    def _token_bytes(self) -> int:
+        """Shared memory of one token in both buffers, dt with room for f32, and B and C of 16-bit io widened."""
+        io = DTYPE_BYTES[self.io]
+        columns = 4 * self.quads * self.lanes
+        per_access = _ACCESS_BYTES // io
+        channels = -(-self.rows // per_access) * per_access + 32 // io
+        steps = -(-self.rows // 4) * 4 + 8
+        return 2 * (2 * columns * io + 2 * channels * io + 4 * steps) + (0 if self.io == "f32" else 2 * columns * 4)
+
+    @property
+    def shared_bytes(self) -> int:
+        return 0 if self.decodes else self.chunk * self._token_bytes()
+
+    @property
+    def grid_rule(self) -> dict[str, Any]:
+        return {"rule": "channels", "rows": self.rows, "sequences": self.sequences or 1}
+
+    def constants(self) -> dict[str, Any]:
+        return {"spec": self}
+
+    def refusal(self, geometry: Geometry) -> str:
+        if geometry.head_dim != 1:
+            return f"for Mamba-1, whose head_dim is 1, found {geometry.head_dim}"
+        if geometry.d_state != self.d_state:
+            return f"specialised on d_state {self.d_state}, found {geometry.d_state}"
+        return ""
+
+    def plan(self, geometry: Geometry) -> Plan:
+        reason = self.refusal(geometry)
+        if reason:
+            raise NoKernel(f"{self.id}: {reason}")
+        grid = channels_grid(geometry, self.rows, self.sequences or 1)
+        launch = Launch(self.symbol(), grid, (self.threads, 1, 1), self.shared_bytes)
+        return Plan((launch,), rows=self.rows, chunk=self.chunk)
