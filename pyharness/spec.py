@@ -36,7 +36,7 @@ TARGETS = ("sm_75", "sm_80", "sm_86", "sm_89", "sm_90", "sm_90a", "sm_100", "sm_
 PORTABLE_SHARED = 99 * 1024
 MAX_GRID_X = 2**31 - 1
 
-_PARTS = (("n", "d_state"), ("p", "head_dim"), ("l", "lanes"), ("r", "rows"), ("w", "warps"), ("c", "chunk"))
+_PARTS = (("n", "d_state"), ("p", "head_dim"), ("l", "lanes"), ("r", "rows"), ("w", "warps"), ("c", "chunk"), ("t", "segments"))
 
 
 def power_of_two_at_least(value: int) -> int:
@@ -49,6 +49,8 @@ class Geometry:
     """The sizes of a problem that decide a launch: upper bounds where a plan serves smaller batches.
 
     `longest` is the tokens of the longest sequence that is not padding, or -1 where a plan does not know it.
+    `per_column_a` says that A is [heads, d_state]. `checkpoint_step` divides every number of tokens behind which, before
+    a sequence's end, a checkpoint is stored: 0 where there are none.
     """
 
     tokens: int
@@ -58,6 +60,8 @@ class Geometry:
     groups: int
     d_state: int
     longest: int = -1
+    per_column_a: bool = False
+    checkpoint_step: int = 0
 
 
 def rows_grid(geometry: Geometry, rows: int) -> tuple[int, int, int]:
@@ -145,6 +149,11 @@ class KernelSpec(ABC):
     @abstractmethod
     def grid_rule(self) -> dict[str, Any]:
         """The named rule by which a launch finds its grid, with its integers, as the manifest stores it."""
+
+    @property
+    def operand_error(self) -> float:
+        """Relative norm of the error that rounding of what is multiplied may cause, beyond that of f32 arithmetic."""
+        return 0.0
 
     @abstractmethod
     def constants(self) -> dict[str, Any]:
