@@ -118,7 +118,7 @@ class KernelSpec(ABC):
             if value:
                 parts.append(f"{letter}{value}")
         parts += [p for p in (getattr(self, "layout", ""), self.io, f"s{self.state}") if p]
-        parts += [p for p in (getattr(self, "precision", ""), getattr(self, "exact", "")) if p]
+        parts += [p for p in (getattr(self, "precision", ""), getattr(self, "exact", "").replace("_", "")) if p]
         return "_".join(parts)
 
     def symbol(self, entry: str = "") -> str:

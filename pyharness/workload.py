@@ -198,7 +198,8 @@ class Workload:
         p = self.point
         require(self.problem, spec)
         plan = spec.plan(self.problem.geometry)
-        if plan.workspace_bytes and "workspace" not in self._memory:
+        held = self._memory.get("workspace")
+        if plan.workspace_bytes and (held is None or held.nbytes < plan.workspace_bytes):
             self._memory["workspace"] = Memory(self.device, plan.workspace_bytes)
         y = np.empty((p.all_tokens, p.heads, p.head_dim), DTYPES[p.io])
         assert self.problem.state is not None

@@ -19,6 +19,7 @@ OPERAND_ERROR = {"bf16": 2.0**-7, "f16": 2.0**-10, "tf32": 2.0**-10, "split": 2.
 _STATE_REGISTERS = 128
 _MOST_SHARED = max(SHARED_LIMIT.values())
 _TILE = 16
+_GROUP_ROWS = 64
 _WORD_BYTES = 4
 
 
@@ -47,6 +48,7 @@ class SsdSpec(KernelSpec):
     chunk: int = 0
     segments: int = 0
     precision: str = ""
+    exact: str = ""
 
     def __post_init__(self) -> None:
         if self.io == "f32" and not self.precision:
@@ -64,6 +66,8 @@ class SsdSpec(KernelSpec):
 
     def _default_rows(self) -> int:
         """The most rows, up to 32, that divide head_dim and whose state fits a warp's registers."""
+        if self.exact:
+            return _TILE
         fits = [r for r in (32, 16) if self.head_dim % r == 0 and r * self.d_state <= 32 * _STATE_REGISTERS]
         return fits[0] if fits else _TILE
 
@@ -87,10 +91,26 @@ class SsdSpec(KernelSpec):
             return f"warps must be 1 to 16, a multiple of the {self.head_dim // self.rows} of a head, found {self.warps}"
         if self.chunk not in CHUNKS:
             return f"chunk must be one of {', '.join(map(str, CHUNKS))} tokens, found {self.chunk}"
+        if self.exact:
+            reason = self._invalid_exact()
+            if reason:
+                return reason
         if not 1 <= self.segments <= MAX_SEGMENTS:
             return f"segments must be 1 to {MAX_SEGMENTS}, found {self.segments}"
         if self.shared_bytes > _MOST_SHARED:
             return f"a block may use {_MOST_SHARED} bytes of shared memory, found {self.shared_bytes}"
+        return ""
+
+    def _invalid_exact(self) -> str:
+        if self.exact != "sm_90a":
+            return f"the only exact target is sm_90a, found {self.exact!r}"
+        if self.io == "f32" or self.chunk != _GROUP_ROWS or self.rows != _TILE:
+            return f"sm_90a takes 16-bit io, chunks of 64 tokens and 16 rows a warp, found {self.io}, {self.chunk}, {self.rows}"
+        if self.head_dim % _GROUP_ROWS or self.d_state % _GROUP_ROWS or self.warps % 4:
+            return (
+                f"sm_90a takes multiples of 64 rows and columns and of 4 warps, found head_dim {self.head_dim}, d_state "
+                f"{self.d_state}, {self.warps} warps"
+            )
         return ""
 
     @property
@@ -117,7 +137,7 @@ class SsdSpec(KernelSpec):
     def together(self) -> int:
         """Tiles of 16 tokens whose y a warp sums at the same time."""
         state = self.rows * self.d_state // 32
-        wanted = (96 if state <= 64 else 32) // (self.rows // 2)
+        wanted = (96 if state <= 64 and self.warps <= 12 else 32) // (self.rows // 2)
         if self.parts == 2 or self.precision == "tf32":
             wanted = min(wanted, 2)
         tiles = self.chunk // _TILE
@@ -135,17 +155,28 @@ class SsdSpec(KernelSpec):
     def blocks(self) -> int:
         """Blocks whose registers must fit a multiprocessor."""
         state = self.rows * self.d_state // 32
-        return max(1, (8 if state > 64 or self.precision else 12) // self.warps)
+        return max(1, (8 if state > 64 or self.precision or self.exact else 12) // self.warps)
 
     def _shared(self, stages: int) -> int:
+        if self.exact:
+            return self._panel_bytes(stages)
         operand = DTYPE_BYTES[self.operand]
         pad = 16 // operand
         tokens = 2 * (self.d_state + pad) + self.heads * self.head_dim + pad
         tiles = self.chunk // _TILE
         tile_words = 8 if self.precision else 4
         scores = self.heads * tiles * (tiles + 1) // 2 * 32 * tile_words * _WORD_BYTES
-        decays = 2 * self.heads * self.chunk * 5 * _WORD_BYTES
-        return stages * self.parts * self.chunk * tokens * operand + scores + decays
+        return stages * self.parts * self.chunk * tokens * operand + scores + self._decay_bytes
+
+    @property
+    def _decay_bytes(self) -> int:
+        """Shared memory of the decays of two chunks."""
+        return 2 * self.heads * (5 * self.chunk + self.chunk // _TILE) * _WORD_BYTES
+
+    def _panel_bytes(self, stages: int) -> int:
+        """Shared memory where warp groups multiply: tokens of each stage, and each group's state, in 16 bits."""
+        tokens = stages * self.chunk * (2 * self.d_state + self.heads * self.head_dim)
+        return 2 * (tokens + self.warps // 4 * _GROUP_ROWS * self.d_state) + self._decay_bytes
 
     @property
     def shared_bytes(self) -> int:

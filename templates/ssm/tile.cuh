@@ -130,12 +130,12 @@ __device__ __forceinline__ void copy_operands(Operand* to, const Io* from, bool 
   }
 }
 
-// Four neighbouring elements in shared memory.
-__device__ __forceinline__ float4 read_operands(const Operand* from, int plane) {
-  float4 v = load4(from);
+// Two neighbouring elements in shared memory.
+__device__ __forceinline__ float2 read_two(const Operand* from, int plane) {
+  float2 v = unpack(*reinterpret_cast<const uint32_t*>(from), Operand());
   if constexpr (kParts == 2) {
-    const float4 small = load4(from + plane);
-    v = make_float4(v.x + small.x, v.y + small.y, v.z + small.z, v.w + small.w);
+    const float2 small = unpack(*reinterpret_cast<const uint32_t*>(from + plane), Operand());
+    v = make_float2(v.x + small.x, v.y + small.y);
   }
   return v;
 }

@@ -23,7 +23,7 @@ __device__ __forceinline__ void multiply(float (&near)[4], float (&far)[4], cons
 // To the nearest tf32, ties away from zero; the tensor cores would drop the 13 low bits.
 __device__ __forceinline__ uint32_t to_tf32(float v) {
 #if defined(SSM_EMULATOR)
-  return isnan(v) ? __float_as_uint(v) : (__float_as_uint(v) + 0x1000u) & ~0x1fffu;
+  return v != v ? __float_as_uint(v) : (__float_as_uint(v) + 0x1000u) & ~0x1fffu;
 #else
   uint32_t bits;
   asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(bits) : "f"(v));
@@ -106,5 +106,5 @@ __device__ __forceinline__ void copy_operands(Operand* to, const Io* from, bool 
   copy_async_16_or_zeros(to, from, there);
 }
 
-// Four neighbouring elements in shared memory.
-__device__ __forceinline__ float4 read_operands(const Operand* from, int) { return load4(from); }
+// Two neighbouring elements in shared memory.
+__device__ __forceinline__ float2 read_two(const Operand* from, int) { return *reinterpret_cast<const float2*>(from); }

@@ -1,6 +1,6 @@
 // Sums in two floats (Dekker 1971, Knuth's two-sum): some 48 bits, so that the difference of two long sums has the
 // digits of an f32 even where one token's term is millions of times another's.
-struct Sum {
+struct alignas(8) Sum {
   float high, low;
 };
 
