@@ -59,7 +59,7 @@ class SsdSpec(KernelSpec):
         if self.d_state > 0 and self.head_dim > 0:
             self._default("rows", self._default_rows())
             if self.rows > 0:
-                self._default("warps", max(1, self.head_dim // self.rows))
+                self._default("warps", max(1, self.head_dim // self.rows) * (2 if self.exact else 1))
         reason = self._invalid()
         if reason:
             raise NoKernel(f"no ssd kernel with {self.fields()}: {reason}")
@@ -87,8 +87,9 @@ class SsdSpec(KernelSpec):
             return f"rows must be a multiple of 16 that divides head_dim {self.head_dim}, found {self.rows}"
         if self.rows * self.d_state > 32 * _STATE_REGISTERS:
             return f"a warp holds at most 4096 state elements, found {self.rows} rows of {self.d_state}"
-        if not 1 <= self.warps <= 16 or self.warps % (self.head_dim // self.rows):
-            return f"warps must be 1 to 16, a multiple of the {self.head_dim // self.rows} of a head, found {self.warps}"
+        each = self.head_dim // self.rows * (2 if self.exact else 1)
+        if not 1 <= self.warps <= 16 or self.warps % each:
+            return f"warps must be 1 to 16, a multiple of the {each} of a head, found {self.warps}"
         if self.chunk not in CHUNKS:
             return f"chunk must be one of {', '.join(map(str, CHUNKS))} tokens, found {self.chunk}"
         if self.exact:
@@ -106,9 +107,9 @@ class SsdSpec(KernelSpec):
             return f"the only exact target is sm_90a, found {self.exact!r}"
         if self.io == "f32" or self.chunk != _GROUP_ROWS or self.rows != _TILE:
             return f"sm_90a takes 16-bit io, chunks of 64 tokens and 16 rows a warp, found {self.io}, {self.chunk}, {self.rows}"
-        if self.head_dim % _GROUP_ROWS or self.d_state % _GROUP_ROWS or self.warps % 4:
+        if self.head_dim % _GROUP_ROWS or self.d_state % _GROUP_ROWS or self.warps % 8:
             return (
-                f"sm_90a takes multiples of 64 rows and columns and of 4 warps, found head_dim {self.head_dim}, d_state "
+                f"sm_90a takes multiples of 64 rows and columns and of 8 warps, found head_dim {self.head_dim}, d_state "
                 f"{self.d_state}, {self.warps} warps"
             )
         return ""
@@ -126,7 +127,7 @@ class SsdSpec(KernelSpec):
     @property
     def heads(self) -> int:
         """Heads of a block."""
-        return self.warps * self.rows // self.head_dim
+        return self.warps // (2 if self.exact else 1) * self.rows // self.head_dim
 
     @property
     def stages(self) -> int:
@@ -137,7 +138,7 @@ class SsdSpec(KernelSpec):
     def together(self) -> int:
         """Tiles of 16 tokens whose y a warp sums at the same time."""
         state = self.rows * self.d_state // 32
-        wanted = (96 if state <= 64 and self.warps <= 12 else 32) // (self.rows // 2)
+        wanted = (96 if state <= 64 and self.warps <= 12 else 16 if self.warps > 12 else 32) // (self.rows // 2)
         if self.parts == 2 or self.precision == "tf32":
             wanted = min(wanted, 2)
         tiles = self.chunk // _TILE
@@ -155,7 +156,7 @@ class SsdSpec(KernelSpec):
     def blocks(self) -> int:
         """Blocks whose registers must fit a multiprocessor."""
         state = self.rows * self.d_state // 32
-        return max(1, (8 if state > 64 or self.precision or self.exact else 12) // self.warps)
+        return max(1, (8 if state > 64 or self.precision else 12) // self.warps)
 
     def _shared(self, stages: int) -> int:
         if self.exact:
@@ -170,8 +171,9 @@ class SsdSpec(KernelSpec):
 
     @property
     def _decay_bytes(self) -> int:
-        """Shared memory of the decays of two chunks."""
-        return 2 * self.heads * (5 * self.chunk + self.chunk // _TILE) * _WORD_BYTES
+        """Shared memory of the decays of two chunks, and of what each warp works them out from."""
+        decays = 2 * self.heads * (5 * self.chunk + self.chunk // _TILE) * _WORD_BYTES
+        return decays + self.warps // (2 if self.exact else 1) * 4 * _WORD_BYTES
 
     def _panel_bytes(self, stages: int) -> int:
         """Shared memory where warp groups multiply: tokens of each stage, and each group's state, in 16 bits."""
@@ -236,7 +238,7 @@ class SsdSpec(KernelSpec):
             Launch(
                 self.symbol(entry),
                 (min(entries * segments * runs, MAX_GRID_X), 1, 1),
-                (self.threads, 1, 1),
+                (self.threads // 2 if self.exact and entry == "gather" else self.threads, 1, 1),
                 self.shared_bytes,
             )
             for entry, segments in self.entries

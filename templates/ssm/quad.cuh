@@ -12,16 +12,6 @@ __device__ __forceinline__ float4 to_quad(const float (&v)[4], int lane) {
   return odd ? make_float4(first, second, v[2], v[3]) : make_float4(v[0], v[1], first, second);
 }
 
-__device__ __forceinline__ void from_quad(float4 q, float (&v)[4], int lane) {
-  const bool odd = lane & 1;
-  const float first = __shfl_xor_sync(kWholeWarp, odd ? q.x : q.z, 1);
-  const float second = __shfl_xor_sync(kWholeWarp, odd ? q.y : q.w, 1);
-  v[0] = odd ? first : q.x;
-  v[1] = odd ? second : q.y;
-  v[2] = odd ? q.z : first;
-  v[3] = odd ? q.w : second;
-}
-
 // Four neighbouring elements in global memory, as one access where `vector`.
 __device__ __forceinline__ float4 load_four(const Io* p, bool vector) {
   if (vector) return load4(p);

@@ -18,15 +18,6 @@ __device__ __forceinline__ void fence_for_products() {
 #endif
 }
 
-// A barrier of one warp group; the emulator's is one of the block, so that all groups call it.
-__device__ __forceinline__ void group_barrier() {
-#if defined(SSM_EMULATOR)
-  __syncthreads();
-#else
-  asm volatile("bar.sync %0, 128;" ::"r"(threadIdx.x / 128 + 1) : "memory");
-#endif
-}
-
 // A place that the compiler moves no use of these registers across.
 __device__ __forceinline__ void hold(float (&d)[8][4]) {
 #if !defined(SSM_EMULATOR)
