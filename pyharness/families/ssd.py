@@ -131,7 +131,9 @@ class SsdSpec(KernelSpec):
 
     @property
     def stages(self) -> int:
-        """Chunks in shared memory: two where the next one is copied during the work, which `split` cannot do."""
+        """Chunks in shared memory: more than one where those ahead are copied during the work, which `split` cannot do."""
+        if self.exact:
+            return 3 if self._shared(3) <= _MOST_SHARED else 2
         return 2 if self.parts == 1 and self._shared(2) <= _MOST_SHARED else 1
 
     @property

@@ -13,3 +13,20 @@ __device__ __forceinline__ void copy_async_16_or_zeros(void* shared, const void*
                : "memory");
 #endif
 }
+
+// Closes a group of copies, and waits until at most so many of this thread's groups are in flight.
+__device__ __forceinline__ void copy_async_commit() {
+#if defined(SSM_EMULATOR)
+  emu_cp_async_commit();
+#else
+  asm volatile("cp.async.commit_group;" ::: "memory");
+#endif
+}
+template <int kGroups>
+__device__ __forceinline__ void copy_async_wait() {
+#if defined(SSM_EMULATOR)
+  emu_cp_async_wait_group(kGroups);
+#else
+  asm volatile("cp.async.wait_group %0;" ::"n"(kGroups) : "memory");
+#endif
+}

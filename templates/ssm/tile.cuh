@@ -130,12 +130,19 @@ __device__ __forceinline__ void copy_operands(Operand* to, const Io* from, bool 
   }
 }
 
-// Two neighbouring elements in shared memory.
-__device__ __forceinline__ float2 read_two(const Operand* from, int plane) {
-  float2 v = unpack(*reinterpret_cast<const uint32_t*>(from), Operand());
-  if constexpr (kParts == 2) {
-    const float2 small = unpack(*reinterpret_cast<const uint32_t*>(from + plane), Operand());
-    v = make_float2(v.x + small.x, v.y + small.y);
+// The values of a left tile: rows lane / 4 and lane / 4 + 8 of columns [0, 8), then of columns [8, 16).
+__device__ __forceinline__ void values_of(float2 (&v)[4], const Left& t) {
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    v[i] = unpack(t.r[i], Operand());
+    if constexpr (kParts == 2) {
+      const float2 small = unpack(t.r[i + 4 * (kParts - 1)], Operand());
+      v[i] = make_float2(v[i].x + small.x, v[i].y + small.y);
+    }
   }
-  return v;
+}
+
+__device__ __forceinline__ void read_tile(float2 (&v)[4], const Operand* from, int pitch, int row, int column, int lane,
+                                          int plane) {
+  values_of(v, load_left(from, pitch, row, column, lane, plane));
 }

@@ -106,5 +106,10 @@ __device__ __forceinline__ void copy_operands(Operand* to, const Io* from, bool 
   copy_async_16_or_zeros(to, from, there);
 }
 
-// Two neighbouring elements in shared memory.
-__device__ __forceinline__ float2 read_two(const Operand* from, int) { return *reinterpret_cast<const float2*>(from); }
+// A 16 x 16 tile as it is, not rounded: rows lane / 4 and lane / 4 + 8 of columns [0, 8), then of columns [8, 16).
+__device__ __forceinline__ void read_tile(float2 (&v)[4], const Operand* from, int pitch, int row, int column, int lane,
+                                          int) {
+  const Operand* own = from + (row + lane / 4) * pitch + column + 2 * (lane % 4);
+#pragma unroll
+  for (int i = 0; i < 4; ++i) v[i] = *reinterpret_cast<const float2*>(own + i % 2 * 8 * pitch + i / 2 * 8);
+}

@@ -8,6 +8,8 @@
 // shared memory that they read are followed by fence_for_products and a barrier.
 constexpr int kPanelColumns = 64, kPanelRowBytes = 128;
 
+// Where an element of a panel is. Columns that are some multiple of 16 further right, within the panel, are at this place
+// xor that multiple.
 __device__ __forceinline__ int swizzled(int row, int column) {
   return row * kPanelColumns + ((column / 8 ^ row % 8) * 8 + column % 8);
 }
