@@ -19,6 +19,7 @@ from pyharness import vet as vetting
 from pyharness.errors import SsmError
 from pyharness.listing import Progress, table
 from pyharness.spec import Geometry
+from pyharness.workload import point_named
 
 
 def _command(**options: Any) -> Callable[[Callable[..., None]], Any]:
@@ -59,7 +60,7 @@ def _show(rows: Sequence[Mapping[str, Any]], as_json: bool) -> None:
         "warps": "warps of a block",
         "chunk": "tokens staged at a time",
         "io": "dtype of x, z, B, C, y: f32, bf16, f16",
-        "state": "dtype of the stored state: f32, bf16, f16",
+        "state": "dtype of the stored state: f32, bf16, f16, i8",
         "arch": "targets, comma-separated; default: the GPUs present, else sm_80,sm_86,sm_90,sm_120",
         "jobs": "compilers at a time; default: one a core",
         "nvcc": "another nvcc than the pinned one",
@@ -135,23 +136,35 @@ def _tell(what: str) -> None:
     help={
         "family": "prove only kernels of this family",
         "sanitize": "also run compute-sanitizer's four tools over a small set",
+        "bitwise": "also compare the bits of all configurations of update at 920 points",
         "device": "number of the GPU",
         "json": "print JSON",
     }
 )
-def vet(_c: Context, family: str = "", sanitize: bool = False, device: str = "0", json_: bool = False) -> None:
+def vet(
+    _c: Context,
+    family: str = "",
+    sanitize: bool = False,
+    bitwise: bool = False,
+    device: str = "0",
+    json_: bool = False,
+) -> None:
     """Prove the catalogue on a GPU against the oracle and store the proofs in generated/vetting."""
-    document = vetting.vet(family or None, _whole("device", device), sanitize, _tell)
+    document = vetting.vet(family or None, _whole("device", device), sanitize, _tell, bitwise)
     names = ("kernel", "cases", "worst", "worst_case", "registers", "dynamic_shared")
     _show([{name: proof[name] for name in names} for proof in document["images"].values()], json_)
     for tool, verdict in document["sanitizers"].items():
         _tell(f"{tool}: {verdict}")
+    if bitwise:
+        _tell(f"bits: the same at {document['bitwise']['points']} points")
 
 
 @_command(
     help={
         "family": "the family whose table is measured",
         "kernels": "further kernel ids, comma-separated",
+        "points": "measure these points, comma-separated, and keep the other stored rows",
+        "peers": "also time other packages' decode kernels, where they are installed",
         "device": "number of the GPU",
         "readme": "measure nothing: bring README.md (figures, sample listing) and the selection table in line",
         "json": "print JSON",
@@ -161,6 +174,8 @@ def bench(
     _c: Context,
     family: str = "recurrent",
     kernels: str = "",
+    points: str = "",
+    peers: bool = False,
     device: str = "0",
     readme: bool = False,
     json_: bool = False,
@@ -171,7 +186,8 @@ def bench(
         selection.refresh()
         return
     extra = [name for name in kernels.split(",") if name]
-    document = measure.bench(family, kernels=extra, ordinal=_whole("device", device), progress=_tell)
+    part = [point_named(name) for name in points.split(",") if name]
+    document = measure.bench(family, part, extra, ordinal=_whole("device", device), progress=_tell, peers=peers)
     selection.refresh()
     _show(document["rows"] if json_ else report.listing(document["rows"]), json_)
 
@@ -186,7 +202,7 @@ def bench(
         "dstate": "columns of the state",
         "groups": "groups of B and C",
         "io": "dtype of x, z, B, C, y: f32, bf16, f16",
-        "state": "dtype of the stored state: f32, bf16, f16",
+        "state": "dtype of the stored state: f32, bf16, f16, i8",
         "family": "take only kernels of this family",
         "device": "a GPU that was measured and need not be here, such as H200; default: the GPU present",
         "arch": "target of a GPU that need not be here, such as sm_90",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pyharness.families import RecurrentSpec
+from pyharness.families import RecurrentSpec, UpdateSpec
 from pyharness.families.recurrent import LAYOUTS
 from pyharness.spec import KernelSpec
 
@@ -18,4 +18,26 @@ _RECURRENT: tuple[KernelSpec, ...] = (
     *(RecurrentSpec(d_state=0, layout="generic", io=io) for io in ("f32", "bf16", "f16")),
 )
 
-CATALOGUE: tuple[KernelSpec, ...] = _RECURRENT
+_UPDATE: tuple[KernelSpec, ...] = (
+    # Of any head_dim.
+    *(UpdateSpec(d_state=_MEASURED, io=io) for io in ("f32", "bf16")),
+    *(UpdateSpec(d_state=n, io="bf16") for n in (64, 256)),
+    UpdateSpec(d_state=16),
+    # The commonest decode, 64 rows a head: 2, 4 and 8 rows a lane, 1, 2 and 4 warps a block, 32 and 16 lanes a row.
+    *(
+        UpdateSpec(d_state=_MEASURED, head_dim=64, io="bf16", rows=rows, warps=warps)
+        for rows, warps in ((2, 1), (4, 1), (8, 1), (8, 2), (16, 4))
+    ),
+    *(
+        UpdateSpec(d_state=_MEASURED, head_dim=64, io="bf16", lanes=16, rows=rows, warps=warps)
+        for rows, warps in ((8, 1), (16, 2))
+    ),
+    UpdateSpec(d_state=_MEASURED, head_dim=64, io="bf16", chunk=2),
+    UpdateSpec(d_state=_MEASURED, head_dim=64),
+    # States of 16 and 8 bits.
+    *(UpdateSpec(d_state=_MEASURED, io="bf16", state=state) for state in ("bf16", "f16", "i8")),
+    *(UpdateSpec(d_state=_MEASURED, head_dim=64, io="bf16", state=state) for state in ("bf16", "f16", "i8")),
+    UpdateSpec(d_state=_MEASURED, head_dim=64, io="f16", state="f16"),
+)
+
+CATALOGUE: tuple[KernelSpec, ...] = _RECURRENT + _UPDATE

@@ -5,7 +5,7 @@ that hold at least 3x the L2 cache, so that each call reads from memory. A graph
 events; the figure is the median of 5 such rounds, a call. No kernel is timed before its output was held against the
 oracle.
 
-    python -m pyharness.measure bench
+    python -m pyharness.measure bench [--family update] [--points decode_8x1_16_heads_bf16_packed] [--peers]
     python -m pyharness.measure sweep --points prefill_1x4096_f32,decode_16x1_f32 ID [ID ...]
 """
 
@@ -27,21 +27,26 @@ from typing import Any
 import numpy as np
 
 from pyharness import build, gpus, toolchain
+from pyharness import peers as peer_kernels
 from pyharness.catalogue import CATALOGUE
 from pyharness.ceilings import RANGE_TILE, Ceilings
 from pyharness.compare import Errors
 from pyharness.device import Device, Graph, Memory, get, graphs_available, image_target
 from pyharness.errors import DeviceError, NoKernel, SsmError
-from pyharness.families.recurrent import RecurrentSpec
-from pyharness.report import listing, stored_path
-from pyharness.spec import Geometry, KernelSpec, parse_id
-from pyharness.workload import POINTS, Point, Workload, point_named
+from pyharness.families import RecurrentSpec, UpdateSpec
+from pyharness.report import is_peer, listing, stored_path
+from pyharness.spec import KernelSpec, parse_id
+from pyharness.workload import DECODE, POINTS, Point, Workload, point_named
 
 PROTOCOL = (
     "CUDA graph of at least max(20, K) calls over K disjoint slot sets (prefill: whole problems) that hold at least 3x "
     "L2, 20 replays timed with events, median of 5 rounds with the lowest and the highest; each kernel is held against "
     "the float64 oracle first"
 )
+#: The families that have a table, and its points.
+TABLES: dict[str, tuple[Point, ...]] = {RecurrentSpec.family: POINTS, UpdateSpec.family: DECODE}
+#: So many of a decode point's fastest kernels are timed once more with the sequences in the order of their slots.
+_ASCENDING = 3
 #: FP32 instructions of a state element and token: d B x, the state's fmaf and y's fmaf; d x and the decay are shared.
 FMAS_PER_ELEMENT = 3
 _FMA_ROUNDS = 256
@@ -107,14 +112,18 @@ def time_calls(device: Device, call: Callable[[int], None], sets: int, protocol:
 
 
 def time_kernel(
-    workload: Workload, spec: KernelSpec, image: toolchain.Image | None, protocol: Protocol
+    workload: Workload,
+    spec: KernelSpec,
+    image: toolchain.Image | None,
+    protocol: Protocol,
+    ascending: bool = False,
 ) -> tuple[Timing, Errors]:
-    """Hold a kernel against the oracle, then time it.
+    """Hold a kernel against the oracle, then time it; `ascending` visits the sequences in the order of their slots.
 
     Raises:
         SsmError: it does not run here, or its output is wrong.
     """
-    arguments = workload.arguments(spec)
+    arguments = workload.arguments(spec, ascending)
     plan = spec.plan(workload.problem.geometry)
     kernel = workload.device.kernel(spec, image)
 
@@ -128,22 +137,24 @@ def time_kernel(
 def time_ceilings(workload: Workload, kernels: Ceilings, protocol: Protocol) -> dict[str, float]:
     """Microseconds of each ceiling of a point, and "us", the one that binds.
 
-    Decode reads and writes its states: "slots" in the order of the sequences, "contiguous" in one range. Prefill moves
-    its bytes ("bytes", a copy that reads and writes as many) and issues its FMAs ("fma").
+    Decode reads and writes its states: "slots" in the order of the sequences, "ascending" in the order of the slots,
+    "contiguous" in one range. Prefill moves its bytes ("bytes", a copy that reads and writes as many) and issues its
+    FMAs ("fma").
     """
     p, device = workload.point, workload.device
     if p.job == "decode":
         set_bytes = p.sequences * p.slot_bytes
 
-        def slots(k: int) -> None:
-            kernels.slots(workload.pool.address, workload.address("read_slots", k), p.sequences, p.slot_bytes)
+        def slots(k: int, name: str = "read_slots") -> None:
+            kernels.slots(workload.pool.address, workload.address(name, k), p.sequences, p.slot_bytes)
 
         def contiguous(k: int) -> None:
             kernels.contiguous(workload.pool.address + k * set_bytes, set_bytes)
 
-        ordered = time_calls(device, slots, workload.sets, protocol).median
+        in_turn = time_calls(device, slots, workload.sets, protocol).median
+        ascending = time_calls(device, partial(slots, name="ascending_slots"), workload.sets, protocol).median
         ranged = time_calls(device, contiguous, workload.sets, protocol).median
-        return {"slots": ordered, "contiguous": ranged, "us": ordered}
+        return {"slots": in_turn, "ascending": ascending, "contiguous": ranged, "us": in_turn}
     half = -(-p.moved_bytes // (2 * RANGE_TILE)) * RANGE_TILE
     memory = Memory(device, 2 * workload.sets * half)
     memory.write(np.random.default_rng(1).standard_normal(half // 4, np.float32))
@@ -162,12 +173,14 @@ def time_ceilings(workload: Workload, kernels: Ceilings, protocol: Protocol) -> 
     return {"bytes": moved, "fma": fma, "us": max(moved, fma)}
 
 
-def default_kernels(point: Point) -> list[str]:
-    """The catalogue's kernels that take a point: at d_state 128 in f32, one of each layout at least."""
-    geometry = Geometry(point.all_tokens, point.sequences, point.heads, point.head_dim, point.groups, point.d_state)
-    return [
-        spec.id for spec in CATALOGUE if (spec.io, spec.state) == (point.io, point.state) and not spec.refusal(geometry)
-    ]
+def takes(spec: KernelSpec, point: Point) -> bool:
+    """Whether a kernel runs a point."""
+    return (spec.io, spec.state) == (point.io, point.state) and not spec.refusal(point.geometry)
+
+
+def default_kernels(point: Point, family: str = RecurrentSpec.family) -> list[str]:
+    """The catalogue's kernels of a family that run a point: of `recurrent` at d_state 128 in f32, every layout."""
+    return [spec.id for spec in CATALOGUE if spec.family == family and takes(spec, point)]
 
 
 def _compile(ids: Sequence[str], device: Device) -> tuple[dict[str, toolchain.Image], dict[str, str]]:
@@ -191,6 +204,8 @@ def measure(
     protocol: Protocol = FULL,
     ordinal: int = 0,
     progress: Callable[[str], None] | None = None,
+    ascending: int = 0,
+    peers: bool = False,
 ) -> list[dict[str, Any]]:
     """Rows of timings: each point's kernels in turn, beside the ceilings of this run.
 
@@ -199,10 +214,14 @@ def measure(
         protocol: how long.
         ordinal: the GPU.
         progress: told before each step.
+        ascending: so many of each point's fastest kernels are timed once more with a sequence_order that visits the
+            slots in ascending order; "order" of such a row is "ascending".
+        peers: time other packages' decode kernels too; "peer" of such a row is true.
 
     Returns:
         A row a kernel and point, in order: "kernel", "point", "spec", "image", "us", "ceilings", "ratio", "error"
-        (the larger of both over what is allowed), or "kernel", "point" and "failed" with the reason.
+        (the larger of both over what is allowed), or "kernel", "point" and "failed" with the reason. A peer's row has
+        "error_of_y", ||y - oracle|| / ||oracle||, in place of "spec", "image" and "error".
 
     Raises:
         DeviceError: there is no GPU, or the ceilings cannot be measured.
@@ -220,19 +239,64 @@ def measure(
         tell(f"{point.name} ceilings")
         workload = Workload(device, point)
         ceilings = time_ceilings(workload, ceiling_kernels, protocol)
+        own = []
         for kernel in ids:
             tell(f"{point.name} {kernel}")
-            row: dict[str, Any] = {"kernel": kernel, "point": point.name}
-            try:
-                if kernel in failures:
-                    raise DeviceError(failures[kernel])
-                timing, errors = time_kernel(workload, parse_id(kernel), images[kernel], protocol)
-                row |= _row(parse_id(kernel), images[kernel], timing, errors, ceilings)
-            except SsmError as error:
-                row["failed"] = str(error)
-            rows.append(row)
+            own.append(_timed_row(workload, kernel, images.get(kernel) or failures[kernel], protocol, ceilings))
+        rows += own
+        fastest = sorted((row for row in own if "us" in row), key=lambda row: row["us"]["median"])
+        for kernel in (row["kernel"] for row in fastest[:ascending]):
+            tell(f"{point.name} {kernel} in ascending order")
+            rows.append(_timed_row(workload, kernel, images[kernel], protocol, ceilings, order="ascending"))
+        if peers:
+            rows += _peer_rows(workload, protocol, ceilings, tell)
         workload.free()
     return rows
+
+
+def _timed_row(
+    workload: Workload,
+    kernel: str,
+    image: toolchain.Image | str,
+    protocol: Protocol,
+    ceilings: Mapping[str, float],
+    **order: str,
+) -> dict[str, Any]:
+    """The row of one kernel, whose image may be the reason why it has none."""
+    row: dict[str, Any] = {"kernel": kernel, "point": workload.point.name} | order
+    try:
+        if isinstance(image, str):
+            raise DeviceError(image)
+        timing, errors = time_kernel(workload, parse_id(kernel), image, protocol, ascending=bool(order))
+    except SsmError as error:
+        return row | {"failed": str(error)}
+    return row | _row(parse_id(kernel), image, timing, errors, ceilings)
+
+
+def _peer_rows(
+    workload: Workload, protocol: Protocol, ceilings: Mapping[str, float], tell: Callable[[str], None]
+) -> list[dict[str, Any]]:
+    rows = []
+    calls = graph_calls(workload.sets, protocol.calls)
+    for peer in peer_kernels.peers():
+        tell(f"{workload.point.name} {peer.name}")
+        row: dict[str, Any] = {"kernel": peer.name, "point": workload.point.name, "peer": True}
+        try:
+            times, error = peer_kernels.time_peer(workload, peer, calls, protocol.replays, protocol.rounds, _WARM_UP_US)
+        except Exception as reason:  # whatever another package raises is its reason, shown in its row
+            row["failed"] = peer_kernels.reason(reason)
+        else:
+            row |= _figures(Timing.of(times), ceilings) | {"error_of_y": float(f"{error:.2e}")}
+        rows.append(row)
+    return rows
+
+
+def _figures(timing: Timing, ceilings: Mapping[str, float]) -> dict[str, Any]:
+    return {
+        "us": {name: round(value, 3) for name, value in dataclasses.asdict(timing).items()},
+        "ceilings": {name: round(value, 3) for name, value in ceilings.items()},
+        "ratio": round(timing.median / ceilings["us"], 3),
+    }
 
 
 def _row(
@@ -242,53 +306,47 @@ def _row(
         "spec": spec.fields(),
         "image": {"target": image.target, "sha256": image.sha256},
         "registers": toolchain.worst([image], "registers"),
-        "us": {name: round(value, 3) for name, value in dataclasses.asdict(timing).items()},
-        "ceilings": {name: round(value, 3) for name, value in ceilings.items()},
-        "ratio": round(timing.median / ceilings["us"], 3),
         "error": round(max(errors.y, errors.state) / errors.bound, 3),
-    }
+    } | _figures(timing, ceilings)
 
 
 def bench(
-    family: str = "recurrent",
-    points: Sequence[Point] = POINTS,
+    family: str = RecurrentSpec.family,
+    points: Sequence[Point] = (),
     kernels: Sequence[str] = (),
     only: Sequence[str] = (),
     path: Path | None = None,
     ordinal: int = 0,
     progress: Callable[[str], None] | None = None,
+    peers: bool = False,
 ) -> dict[str, Any]:
     """Measure the table of a family by the full protocol and store it.
 
-    Each row holds the ceilings of its own run, so that a table can be measured in parts: `only` names the kernels of
-    this part, and the stored rows of others stay as long as device, driver and compiler are the same.
+    Each row holds the ceilings of its own run, so that a table can be measured in parts: `points` and `only` name the
+    points and kernels of this part, and the stored rows of others stay as long as device, driver and compiler are the
+    same.
 
     Args:
-        family: "recurrent".
-        points: what to measure.
-        kernels: further ids, beside the catalogue's; each is measured at the points of its io and state.
-        only: ids to measure instead of all; the rest of the stored table stays.
+        family: one of TABLES.
+        points: what to measure; by default all points of the family.
+        kernels: further ids, beside the catalogue's; each is measured at the points that it runs.
+        only: ids to measure instead of all.
         path: where to store; by default generated/bench/<device>/<family>.json.
         ordinal: the GPU.
         progress: told before each step.
+        peers: also time other packages' decode kernels; of one that does not run the reason is stored.
 
     Returns:
         What was stored.
 
     Raises:
         NoKernel: the family has no table.
-        DeviceError: there is no GPU, or a kernel is wrong or failed; nothing is stored then.
+        DeviceError: there is no GPU, a stored table is not of this device, driver and compiler, or a kernel is wrong or
+            failed; nothing is stored then.
     """
-    if family != RecurrentSpec.family:
-        raise NoKernel(f"family {family!r} has no table of timings; on offer: {RecurrentSpec.family}")
-    chosen: dict[Point, Sequence[str]] = {}
-    for point in points:
-        extra = [k for k in kernels if (parse_id(k).io, parse_id(k).state) == (point.io, point.state)]
-        chosen[point] = [k for k in dict.fromkeys([*default_kernels(point), *extra]) if not only or k in only]
-    rows = measure(chosen, FULL, ordinal, progress)
-    failed = [f"{row['kernel']} at {row['point']}: {row['failed']}" for row in rows if "failed" in row]
-    if failed:
-        raise DeviceError("nothing is stored, these were not timed:\n" + "\n".join(failed))
+    if family not in TABLES:
+        raise NoKernel(f"family {family!r} has no table of timings; on offer: {', '.join(TABLES)}")
+    measured = points or TABLES[family]
     device = get(ordinal)
     target = path or stored_path(device.name, family)
     document: dict[str, Any] = {
@@ -300,30 +358,55 @@ def bench(
         "compiler": toolchain.find_compiler().version,
         "date": datetime.now(timezone.utc).date().isoformat(),
         "protocol": PROTOCOL,
-        "points": {point.name: dataclasses.asdict(point) for point in points},
-        "rows": rows,
+        "points": {point.name: dataclasses.asdict(point) for point in measured},
+        "rows": [],
     }
-    if only:
-        document["rows"] = merged_rows(document, json.loads(target.read_text(encoding="utf-8")))
+    whole = not points and not only
+    stored = document if whole or not target.is_file() else json.loads(target.read_text(encoding="utf-8"))
+    # Tables that cannot be joined are refused before minutes are spent.
+    merged(document, stored)
+    chosen: dict[Point, Sequence[str]] = {}
+    for point in measured:
+        extra = [kernel for kernel in kernels if takes(parse_id(kernel), point)]
+        ids = dict.fromkeys([*default_kernels(point, family), *extra])
+        chosen[point] = [kernel for kernel in ids if not only or kernel in only]
+    ascending = _ASCENDING if family == UpdateSpec.family else 0
+    rows = measure(chosen, FULL, ordinal, progress, ascending, peers)
+    failed = [f"{r['kernel']} at {r['point']}: {r['failed']}" for r in rows if "failed" in r and not is_peer(r)]
+    if failed:
+        raise DeviceError("nothing is stored, these were not timed:\n" + "\n".join(failed))
+    document = merged(document | {"rows": rows}, stored)
     toolchain.publish(target, (json.dumps(document, indent=1, sort_keys=True) + "\n").encode())
     return document
 
 
-def merged_rows(part: Mapping[str, Any], stored: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The rows of a part and those of the stored table that it does not measure again, in the catalogue's order.
+def merged(part: Mapping[str, Any], stored: Mapping[str, Any]) -> dict[str, Any]:
+    """A part of a table and what the stored table has beside it; points and kernels in the order of a whole table.
 
     Raises:
-        DeviceError: the stored table is of another device, driver or compiler.
+        DeviceError: the stored table is of another device, driver, compiler or protocol.
     """
     for name in ("device", "driver", "compiler", "protocol"):
         if part[name] != stored[name]:
             raise DeviceError(
                 f"the stored table has {name} {stored[name]!r}, this run {part[name]!r}: measure it whole"
             )
-    rows = {(row["point"], row["kernel"]): row for row in [*stored["rows"], *part["rows"]]}
-    order = {name: default_kernels(Point(**sizes)) for name, sizes in part["points"].items()}
-    places = {(name, kernel): (n, k) for n, name in enumerate(order) for k, kernel in enumerate(order[name])}
-    return [rows[key] for key in sorted(rows, key=lambda key: places.get(key, (len(places), 0)))]
+    family = part["suite"]
+    sizes = stored["points"] | part["points"]
+    usual = {point.name: n for n, point in enumerate(TABLES[family])}
+    # sorted() is stable: what the family does not name comes last, as it was.
+    names = sorted(sizes, key=lambda name: usual.get(name, len(usual)))
+    kernels = {(n, k): i for n in names for i, k in enumerate(default_kernels(Point(**sizes[n]), family))}
+    rows = {(row["point"], row["kernel"], row.get("order", "")): row for row in [*stored["rows"], *part["rows"]]}
+
+    def place(key: tuple[str, str, str]) -> tuple[int, bool, bool, int]:
+        point, kernel, order = key
+        return names.index(point), is_peer(rows[key]), bool(order), kernels.get((point, kernel), len(kernels))
+
+    return dict(part) | {
+        "points": {name: sizes[name] for name in names},
+        "rows": [rows[key] for key in sorted(rows, key=place)],
+    }
 
 
 def sweep(
@@ -331,15 +414,19 @@ def sweep(
     points: Sequence[str],
     protocol: Protocol = SHORT,
     progress: Callable[[str], None] | None = None,
+    ascending: int = 0,
 ) -> list[dict[str, Any]]:
     """Rows of timings of candidates, fastest first at each point; what failed comes last with its reason.
+
+    A candidate that does not run a point is left out there. `ascending` is as for `measure`.
 
     Raises:
         NoKernel: a point is not known.
         DeviceError: there is no GPU.
     """
     chosen = [point_named(name) for name in points]
-    rows = measure(dict.fromkeys(chosen, ids), protocol, progress=progress)
+    wanted = {point: [kernel for kernel in ids if takes(parse_id(kernel), point)] for point in chosen}
+    rows = measure(wanted, protocol, progress=progress, ascending=ascending)
     place = {point.name: index for index, point in enumerate(chosen)}
     return sorted(rows, key=lambda row: (place[row["point"]], row["us"]["median"] if "us" in row else math.inf))
 
@@ -352,11 +439,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     parser = argparse.ArgumentParser(prog="python -m pyharness.measure", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
-    one = commands.add_parser("bench", help="the table of the recurrent family, stored in generated/bench")
+    one = commands.add_parser("bench", help="the table of a family, stored in generated/bench")
     two = commands.add_parser("sweep", help="candidates, by a short protocol")
+    one.add_argument("--family", default=RecurrentSpec.family, help=", ".join(TABLES))
+    one.add_argument(
+        "--points", default="", help="measure these points, comma-separated, and keep the other stored rows"
+    )
+    one.add_argument("--peers", action="store_true", help="other packages' decode kernels too")
     one.add_argument("--only", default="", help="measure these ids, comma-separated, and keep the other stored rows")
     two.add_argument("--points", default=",".join(p.name for p in POINTS if p.io == "f32"))
     two.add_argument("--full", action="store_true", help="the full protocol")
+    two.add_argument("--ascending", type=int, default=0, help="so many of the fastest also in the order of the slots")
     for parser_ in (one, two):
         parser_.add_argument("kernels", nargs="*", help="kernel ids")
         parser_.add_argument("--json", type=Path, help="where to store the rows")
@@ -364,13 +457,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     console, notes = Console(width=200, highlight=False), Console(stderr=True, highlight=False)
     if options.command == "bench":
         only = [name for name in options.only.split(",") if name]
-        rows = bench(kernels=options.kernels, only=only, path=options.json, progress=notes.print)["rows"]
+        points = [point_named(name) for name in options.points.split(",") if name]
+        rows = bench(
+            options.family, points, options.kernels, only, options.json, progress=notes.print, peers=options.peers
+        )["rows"]
     else:
-        rows = sweep(options.kernels, options.points.split(","), FULL if options.full else SHORT, notes.print)
+        protocol = FULL if options.full else SHORT
+        rows = sweep(options.kernels, options.points.split(","), protocol, notes.print, options.ascending)
         if options.json is not None:
             toolchain.publish(options.json, (json.dumps(rows, indent=1) + "\n").encode())
     console.print(table(listing(rows)), markup=False, soft_wrap=True)
-    return int(any("failed" in row for row in rows))
+    return int(any("failed" in row and not is_peer(row) for row in rows))
 
 
 if __name__ == "__main__":

@@ -31,8 +31,9 @@ def _environment() -> jinja2.Environment:
 
 
 def helper(name: str) -> str:
-    """The text of templates/ssm/<name>.cuh, as a template inlines it."""
-    return (TEMPLATES / "ssm" / f"{name}.cuh").read_text(encoding="utf-8").rstrip("\n") + "\n"
+    """The text of templates/ssm/<name>.cuh, as a template inlines it, and in it what that includes."""
+    text = (TEMPLATES / "ssm" / f"{name}.cuh").read_text(encoding="utf-8").rstrip("\n") + "\n"
+    return re.sub(r'^#include "(\w+)\.cuh"\n', lambda found: helper(found[1]), text, flags=re.MULTILINE)
 
 
 def render(spec: KernelSpec) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -11,12 +12,12 @@ from typing import Any
 from pyharness import manifest, toolchain
 from pyharness.errors import SsmError
 from pyharness.listing import table
-from pyharness.spec import parse_id
+from pyharness.spec import DTYPE_BYTES, parse_id
 
 BENCH = toolchain.ROOT / "generated" / "bench"
 README = toolchain.ROOT / "README.md"
-#: What the README's sample listing shows: the catalogue's kernels of one d_state, in f32, for one target.
-_SAMPLE_D_STATE, _SAMPLE_TARGET = 128, "sm_90"
+#: What the README's sample listing shows, of what `invoke generate` lists for a d_state: one target.
+_SAMPLE, _SAMPLE_TARGET = ("recurrent", 128, "f32", "f32"), "sm_90"
 #: What the foundation set out to reach in f32 on an H200.
 PREFILL_GOAL_US, PREFILL_GOAL_OF_PADDED, DECODE_GOAL = 450.0, 3.0, 1.10
 _WIDTH = 120
@@ -45,12 +46,73 @@ def stored(suite: str, folder: Path = BENCH) -> list[dict[str, Any]]:
 
 
 def readme_table(suite: str, folder: Path = BENCH) -> str:
-    """The stored figures of a suite as Markdown: tables of a line a kernel, beside the ceilings, and what they say.
+    """The stored figures of a suite as Markdown: tables of a line a kernel (of `update`: of a line a point), beside the
+    ceilings, and what they say.
 
     Raises:
         SsmError: nothing is stored.
     """
-    return "\n\n".join(_device_table(document) for document in stored(suite, folder))
+    table_of = _decode_table if suite == "update" else _device_table
+    return "\n\n".join(table_of(document) for document in stored(suite, folder))
+
+
+def is_peer(row: Mapping[str, Any]) -> bool:
+    """Whether a row of a stored suite is of another package's kernel."""
+    return bool(row.get("peer"))
+
+
+def _title(document: Mapping[str, Any]) -> str:
+    return f"{document['device']}, driver {document['driver']}, nvcc {document['compiler']}, {document['date']}"
+
+
+_DECODE_CEILINGS = ("slots", "ascending", "contiguous")
+
+
+def _decode_table(document: Mapping[str, Any]) -> str:
+    """A line a point: the ceilings, the best of ours in both orders of visits, and the best peer."""
+    head = ("decode", "MiB of state", *_DECODE_CEILINGS, "ours", "kernel", "ours, ascending", "best peer", "which")
+    prose = (
+        f"{_title(document)}. Microseconds of one call whose states are cold. Three ceilings read and write the same "
+        "states and do nothing else: in the order of the sequences (slots), in that of the slots (ascending) and in "
+        "one range (contiguous). In brackets the time as a multiple of the first, for ours in ascending order of the "
+        "last."
+    )
+    lines = ["| " + " | ".join(head) + " |", "| --- |" + " ---: |" * 5 + " --- | ---: | ---: | --- |"]
+    for name, point in document["points"].items():
+        rows = [row for row in document["rows"] if row["point"] == name and "us" in row]
+        lines.append("| " + " | ".join(_decode_cells(point, rows)) + " |")
+    ran = {row["kernel"] for row in document["rows"] if "us" in row}
+    missing = {row["kernel"]: row["failed"] for row in document["rows"] if "failed" in row and row["kernel"] not in ran}
+    notes = [_wrapped(f"Not run at any point: {kernel}: {why}") for kernel, why in missing.items()]
+    return "\n\n".join([_wrapped(prose), "\n".join(lines), *notes])
+
+
+def _decode_cells(point: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    def best(found: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
+        return min(found, key=lambda row: row["us"]["median"], default=None)
+
+    def figure(row: Mapping[str, Any] | None, ceiling: str = "slots") -> str:
+        if row is None:
+            return "-"
+        us = row["us"]["median"]
+        return f"{us:.2f} ({us / row['ceilings'][ceiling]:.2f}x)"
+
+    ours = best([row for row in rows if not is_peer(row) and "order" not in row])
+    ascending = best([row for row in rows if "order" in row])
+    peer = best([row for row in rows if is_peer(row)])
+    sizes = f"{point['heads']} heads x {point['head_dim']} x {point['d_state']}"
+    state_bytes = math.prod(point[size] for size in ("sequences", "heads", "head_dim", "d_state"))
+    mib = state_bytes * DTYPE_BYTES[point["state"]] / 2**20
+    return [
+        f"{point['sequences']} x {point['tokens']}, {sizes}, {point['io']} s{point['state']}",
+        f"{mib:g}",
+        *(f"{ours['ceilings'][kind]:.2f}" if ours else "-" for kind in _DECODE_CEILINGS),
+        figure(ours),
+        f"`{ours['kernel']}`" if ours else "-",
+        figure(ascending, "contiguous"),
+        figure(peer),
+        str(peer["kernel"]) if peer else "-",
+    ]
 
 
 def _wrapped(prose: str) -> str:
@@ -61,11 +123,10 @@ def _device_table(document: Mapping[str, Any]) -> str:
     by_shape: dict[tuple[Any, ...], list[str]] = {}
     for name, point in document["points"].items():
         by_shape.setdefault(tuple(point[size] for size in _SHAPE), []).append(name)
-    device = f"{document['device']}, driver {document['driver']}, nvcc {document['compiler']}, {document['date']}"
     parts = [
         _wrapped(
-            f"{device}. Microseconds of one call whose data are cold: rotating problems keep them out of the L2 cache. "
-            "In brackets the time as a multiple of the ceiling."
+            f"{_title(document)}. Microseconds of one call whose data are cold: rotating problems keep them out of the "
+            "L2 cache. In brackets the time as a multiple of the ceiling."
         )
     ]
     for shape, names in sorted(by_shape.items(), key=lambda item: (item[0][0] != "f32", item[0])):
@@ -144,6 +205,7 @@ def compile_time_sizes(document: Mapping[str, Any]) -> str:
 _SHAPE = ("io", "heads", "head_dim", "d_state", "groups", "state")
 _CEILINGS = {
     "slots": "the states read and written, in slot order",
+    "ascending": "the same in ascending order of slots",
     "contiguous": "the same bytes in one range",
     "bytes": "the bytes that must move, as a copy",
     "fma": "three FP32 instructions a state element and token",
@@ -160,7 +222,7 @@ def sample_listing(folder: Path = manifest.FOLDER) -> list[dict[str, Any]]:
     rows = []
     for row in manifest.read_all(folder):
         spec, image = row.kernel, row.targets.get(_SAMPLE_TARGET)
-        if image is None or (spec.d_state, spec.io, spec.state) != (_SAMPLE_D_STATE, "f32", "f32"):
+        if image is None or (spec.family, spec.d_state, spec.io, spec.state) != _SAMPLE:
             continue
         usage = image.usage.values()
         rows.append(
@@ -217,17 +279,25 @@ def listing(rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Rows as `pyharness.listing.table` prints them."""
     lines = []
     for row in rows:
-        us, failed = row.get("us"), row.get("failed", "")
+        us = row.get("us")
         lines.append(
             {
                 "point": row["point"],
-                "kernel": row["kernel"],
+                "kernel": ", ".join([row["kernel"], *([row["order"]] if "order" in row else [])]),
                 "us": f"{us['median']:.2f}" if us else "-",
                 "spread": f"{us['low']:.2f}..{us['high']:.2f}" if us else "-",
                 "ceiling": f"{row['ceilings']['us']:.2f}" if us else "-",
                 "ratio": f"{row['ratio']:.2f}" if us else "-",
-                "registers": str(row["registers"]) if us else "-",
-                "note": " ".join(failed.split())[:160] if failed else f"error {row['error']:.2f} of what is allowed",
+                "registers": str(row.get("registers", "-")),
+                "note": _note(row),
             }
         )
     return lines
+
+
+def _note(row: Mapping[str, Any]) -> str:
+    if "failed" in row:
+        return " ".join(row["failed"].split())[:160]
+    if is_peer(row):
+        return f"relative error of y {row['error_of_y']:.1e}"
+    return f"error {row['error']:.2f} of what is allowed"

@@ -266,29 +266,35 @@ def table_document(table: Table) -> dict[str, Any]:
 
 
 def measured_entries(documents: Iterable[Mapping[str, Any]]) -> tuple[Entry, ...]:
-    """The fastest kernel of each point of stored benches (`generated/bench/<device>/<suite>.json`)."""
-    entries = []
+    """The fastest kernel of each problem of stored benches (`generated/bench/<device>/<suite>.json`).
+
+    Kernels of the catalogue count, in the order of the sequences: a list of slots in ascending order is the caller's.
+    """
+    known = set(catalogue_ids())
+    fastest: dict[tuple[Any, ...], Entry] = {}
     for document in documents:
-        for name, point in document["points"].items():
-            rows = [row for row in document["rows"] if row["point"] == name and "us" in row]
-            if not rows:
+        for row in document["rows"]:
+            point = document["points"].get(row["point"])
+            if point is None or row["kernel"] not in known or "us" not in row or "order" in row:
                 continue
-            best = min(rows, key=lambda row: (row["us"]["median"], row["kernel"]))
             sizes = {size: point[size] for size in ("heads", "head_dim", "d_state", "groups", "io", "state")}
-            entries.append(
-                Entry(
-                    device=document["device"],
-                    target=document["target"],
-                    family=parse_id(best["kernel"]).family,
-                    batch_heads=point["sequences"] * point["heads"],
-                    tokens=point["sequences"] * point["tokens"],
-                    kernel=best["kernel"],
-                    microseconds=best["us"]["median"],
-                    source="measured",
-                    **sizes,
-                )
+            entry = Entry(
+                device=document["device"],
+                target=document["target"],
+                family=parse_id(row["kernel"]).family,
+                batch_heads=point["sequences"] * point["heads"],
+                tokens=point["sequences"] * point["tokens"],
+                kernel=row["kernel"],
+                microseconds=row["us"]["median"],
+                source="measured",
+                **sizes,
             )
-    return tuple(entries)
+            # Two suites may have measured one problem, each with its own families.
+            problem = (entry.device, *sizes.values(), entry.batch_heads, entry.tokens)
+            best = fastest.setdefault(problem, entry)
+            if (entry.microseconds, entry.kernel) < (best.microseconds, best.kernel):
+                fastest[problem] = entry
+    return tuple(fastest.values())
 
 
 def refreshed_table(table: Table, benches: Path = BENCHES) -> Table:

@@ -155,6 +155,11 @@ class KernelSpec(ABC):
         """Relative norm of the error that rounding of what is multiplied may cause, beyond that of f32 arithmetic."""
         return 0.0
 
+    @property
+    def most_tokens(self) -> int:
+        """Tokens of the longest sequence that the kernel is for, 0 where any will do."""
+        return 0
+
     @abstractmethod
     def constants(self) -> dict[str, Any]:
         """What the template fills in: every value computed, none left to Jinja."""

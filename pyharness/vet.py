@@ -1,6 +1,6 @@
 """Proof on a GPU: every kernel of the catalogue against the oracle, and what must hold of its bits and its image.
 
-python -m pyharness.vet [--family F] [--sanitize]
+python -m pyharness.vet [--family F] [--sanitize] [--bitwise]
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import json
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from typing import Any
@@ -19,17 +19,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pyharness import build, cases, gpus, manifest, toolchain
+from pyharness import bitwise, build, cases, gpus, manifest, toolchain
 from pyharness.cases import Case, Options, Shape, draw
 from pyharness.catalogue import CATALOGUE
 from pyharness.compare import Errors, compare
 from pyharness.device import Device, get, image_target
 from pyharness.errors import DeviceError, NoKernel, SsmError
-from pyharness.families import RecurrentSpec
+from pyharness.families import RecurrentSpec, UpdateSpec
 from pyharness.oracle import OracleResult, oracle
 from pyharness.problem import ScanProblem
 from pyharness.report import device_slug
 from pyharness.scan import ScanResult, scan
+from pyharness.select import Features, mismatch
 from pyharness.spec import Geometry, KernelSpec, parse_id
 
 GENERATED = toolchain.ROOT / "generated" / "vetting"
@@ -52,22 +53,65 @@ def d_states(spec: KernelSpec) -> tuple[int, ...]:
     return (spec.d_state,) if spec.d_state else _GENERIC_D_STATES
 
 
+def lengths_for(spec: KernelSpec, lengths: Sequence[int]) -> tuple[int, ...]:
+    """Lengths of sequences, cut to the longest that a kernel is for."""
+    return tuple(min(length, spec.most_tokens or length) for length in lengths)
+
+
+def head_dim_of(spec: KernelSpec, usual: int) -> int:
+    """The head_dim that a kernel is made for, else the usual one."""
+    return getattr(spec, "head_dim", 0) or usual
+
+
+def chunk_of(spec: KernelSpec, d_state: int) -> int:
+    """Tokens that a kernel stages at a time, 0 where it stages none."""
+    return spec.plan(Geometry(1, 1, 1, head_dim_of(spec, 1), 1, d_state)).chunk
+
+
 def kernel_cases(spec: KernelSpec) -> Iterator[Case]:
-    """The cases of a kernel: options in its types, the edges, the ancestor's tests, a long prompt, the real models."""
+    """The cases of a kernel: options in its types, the edges, the ancestor's tests, a long prompt, the real models.
+
+    A kernel for short sequences or for one head_dim gets those that it runs, and the peers' decode suites.
+    """
     for d_state in d_states(spec):
-        yield from option_cases(d_state, spec.io, spec.state)
-        yield long_case(d_state, spec.io, spec.state)
+        yield from option_cases(
+            d_state, spec.io, spec.state, lengths_for(spec, OPTION_LENGTHS), head_dim_of(spec, OPTION_HEAD_DIM)
+        )
+        if not spec.most_tokens:
+            yield long_case(d_state, spec.io, spec.state)
     yield from plain_cases(spec)
     yield from geometry_cases(spec)
+    if spec.most_tokens:
+        yield from decode_cases(spec)
+
+
+def _runs(spec: KernelSpec, case: Case) -> bool:
+    """Whether a kernel runs a case; only cases of one that is for some sizes alone are drawn to find out."""
+    limited = spec.most_tokens or head_dim_of(spec, 0)
+    return not limited or not mismatch(Features.of(solved(case)[0]), spec)
+
+
+def decode_cases(spec: KernelSpec) -> Iterator[Case]:
+    """The peers' decode suites that a kernel runs; heads and batch are cut, for the oracle's sake."""
+    for case in cases.peer_cases(reduce=True):
+        if "state_update" in case.name and _runs(spec, case):
+            yield case
 
 
 def plain_cases(spec: KernelSpec) -> Iterator[Case]:
-    """Edges and the ancestor's tests (`cases.ancestor_cases`) in a kernel's own storage types."""
+    """Edges and the ancestor's tests (`cases.ancestor_cases`) in a kernel's own storage types, where it runs them."""
+    yield from (case for case in _plain_cases(spec) if _runs(spec, case))
+
+
+def _plain_cases(spec: KernelSpec) -> Iterator[Case]:
     for d_state in d_states(spec):
-        # A layout that stages nothing has no chunk; the cases around 8 tokens serve it as well.
-        chunk = spec.plan(Geometry(1, 1, 1, 1, 1, d_state)).chunk or 8
-        for case in cases.edge_cases(d_state, chunk=chunk, io=spec.io, state=spec.state):
-            yield replace(case, name=f"{case.name} n{d_state} chunk {chunk} {spec.io} s{spec.state}")
+        # A layout that stages nothing has no chunk; the cases around 8 tokens serve it as well, and around 4 one that
+        # takes no more than 8.
+        chunk = chunk_of(spec, d_state) or (spec.most_tokens // 2 or 8)
+        rows = head_dim_of(spec, 0)
+        for case in cases.edge_cases(d_state, chunk=chunk, io=spec.io, state=spec.state, head_dim=rows):
+            sizes = f"n{d_state}{f' p{rows}' if rows else ''} chunk {chunk} {spec.io} s{spec.state}"
+            yield replace(case, name=f"{case.name} {sizes}")
         yield from cases.ancestor_cases(d_state, reduce=d_state > _ANCESTOR_WHOLE, io=spec.io, state=spec.state)
 
 
@@ -84,15 +128,27 @@ def geometry_cases(spec: KernelSpec) -> Iterator[Case]:
     seen = set()
     for model, case in zip(cases.MODELS, cases.model_cases((2, 1), io=spec.io, state=spec.state), strict=True):
         geometry = (model.heads, model.head_dim, model.d_state, model.groups)
-        if geometry not in seen and spec.d_state in (0, model.d_state):
+        if geometry not in seen and spec.d_state in (0, model.d_state) and _runs(spec, case):
             seen.add(geometry)
             yield case
 
 
-def option_cases(d_state: int, io: str, state: str) -> Iterator[Case]:
+#: The sizes of the option cases, for kernels that take them.
+OPTION_LENGTHS = (67, 1, 0, 130, 9)
+OPTION_HEAD_DIM = 33
+
+
+def option_cases(
+    d_state: int,
+    io: str,
+    state: str,
+    lengths: tuple[int, ...] = OPTION_LENGTHS,
+    head_dim: int = OPTION_HEAD_DIM,
+) -> Iterator[Case]:
     """Options of the operation in a kernel's own storage types; lengths cross several chunks."""
     plain = Options(io=io, state=state, dt_f32=True, fresh="mixed")
-    shape = Shape((67, 1, 0, 130, 9), 6, 33, d_state, 3)
+    shape = Shape(lengths, 6, head_dim, d_state, 3)
+    sizes = "" if (lengths, head_dim) == (OPTION_LENGTHS, OPTION_HEAD_DIM) else f" {lengths} p{head_dim}"
     for name, options in (
         ("mixed", plain),
         (
@@ -105,10 +161,14 @@ def option_cases(d_state: int, io: str, state: str) -> Iterator[Case]:
         ("dt in io", replace(plain, dt_f32=False, D=False, dt_bias=False)),
         ("A for each column", replace(plain, per_column_a=True, softplus=False, dt_limit=(0.0, 0.2))),
     ):
-        text = f"{name} n{d_state} {io} s{state}"
+        text = f"{name} n{d_state} {io} s{state}{sizes}"
         yield Case(text, functools.partial(draw, len(text), shape, options))
+    if state != "f32":
+        text = f"stochastic rounding n{d_state} {io} s{state}{sizes}"
+        yield Case(text, functools.partial(draw, 6, shape, replace(plain, key=True, checkpoints=7, slots="moved")))
     if state == "f32":
-        yield Case(f"no state n{d_state} {io}", functools.partial(draw, 5, shape, Options(io=io, state=None)))
+        text = f"no state n{d_state} {io}{sizes}"
+        yield Case(text, functools.partial(draw, 5, shape, Options(io=io, state=None)))
 
 
 _kept: dict[str, tuple[ScanProblem, OracleResult]] = {}
@@ -141,7 +201,7 @@ def check_case(spec: KernelSpec, case: Case) -> Errors:
 def batch(spec: KernelSpec) -> ScanProblem:
     """Sequences of several lengths over a pool, some fresh: what the checks of bits run."""
     options = Options(io=spec.io, state=spec.state, dt_f32=True, fresh="mixed", z=True)
-    return draw(21, Shape((40, 1, 150, 7, 33), 4, 64, d_states(spec)[0], 2), options)
+    return draw(21, Shape(lengths_for(spec, (40, 1, 150, 7, 33)), 4, 64, d_states(spec)[0], 2), options)
 
 
 def _slots(problem: ScanProblem) -> tuple[Array, Array]:
@@ -265,6 +325,7 @@ def vet(
     device: int = 0,
     sanitize: bool = False,
     progress: Callable[[str], None] | None = None,
+    bits: bool = False,
 ) -> dict[str, Any]:
     """Prove the catalogue on a GPU and store it in generated/vetting/<device>.json.
 
@@ -273,12 +334,13 @@ def vet(
         device: the GPU.
         sanitize: also run compute-sanitizer's tools, where they run on this machine.
         progress: told before each kernel.
+        bits: also compare the bits of all configurations of `update` at 920 points (`pyharness.bitwise`).
 
     Returns:
         What was stored.
 
     Raises:
-        NoKernel: nothing in the catalogue is of that family.
+        NoKernel: nothing in the catalogue is of that family, or bits are asked for and nothing of it is of `update`.
         DeviceError: there is no GPU, or something fails; nothing is stored then, and the message names all that failed.
     """
     tell = progress or (lambda _: None)
@@ -286,6 +348,9 @@ def vet(
     if not specs:
         known = ", ".join(sorted({spec.family for spec in CATALOGUE}))
         raise NoKernel(f"family {family!r} has no kernel in the catalogue; on offer: {known}")
+    decode = [spec for spec in specs if isinstance(spec, UpdateSpec)]
+    if bits and not decode:
+        raise NoKernel(f"bits are compared between kernels of {UpdateSpec.family!r}, found family {family!r}")
     gpu = get(device)
     proofs: list[Proof] = []
     failed: list[str] = []
@@ -298,12 +363,24 @@ def vet(
     watched = sanitizer_specs(specs)
     found = run_sanitizers(watched, tell) if sanitize else {}
     failed += [f"{tool}: {text}" for tool, text in found.items() if text.startswith("found")]
+    same: dict[str, Any] = {}
+    if bits:
+        try:
+            same = bitwise.check(gpu, decode, tell=tell)
+        except SsmError as error:
+            failed.append(f"bits: {error}")
     if failed:
         raise DeviceError(f"nothing is stored, {len(failed)} failed on {gpu.name}:\n" + "\n".join(failed))
-    return _store(gpu, proofs, found, [spec.id for spec in watched])
+    return _store(gpu, proofs, found, [spec.id for spec in watched], same)
 
 
-def _store(gpu: Device, proofs: Sequence[Proof], found: dict[str, str], watched: Sequence[str]) -> dict[str, Any]:
+def _store(
+    gpu: Device,
+    proofs: Sequence[Proof],
+    found: dict[str, str],
+    watched: Sequence[str],
+    same: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
     path = GENERATED / f"{device_slug(gpu.name)}.json"
     kept = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
     families = {proof.kernel.split("_")[0] for proof in proofs}
@@ -327,6 +404,10 @@ def _store(gpu: Device, proofs: Sequence[Proof], found: dict[str, str], watched:
         document |= {"sanitizers": found, "sanitized": {"date": date, "images": covered}}
     else:
         document |= kept_verdicts(kept, set(images))
+    stamped = dict(same) | {"date": date, "driver": gpus.driver().version} if same else kept.get("bitwise", {})
+    # Bits are known only while every image that was compared is the same.
+    if stamped and set(stamped["images"]) <= set(images):
+        document["bitwise"] = stamped
     toolchain.publish(path, (json.dumps(document, indent=1, sort_keys=True) + "\n").encode())
     return document
 
@@ -354,9 +435,11 @@ def sanitizer_specs(specs: Sequence[KernelSpec]) -> list[KernelSpec]:
     )
     recurrent = [spec for spec in specs if isinstance(spec, RecurrentSpec)]
     picked = (next((spec for spec in recurrent if fits(spec)), None) for fits in wanted)
+    # Of `update`, one of each stored type and each way of loading tokens.
+    decode = {(spec.state, spec.chunk): spec for spec in reversed(specs) if isinstance(spec, UpdateSpec)}
     # Of other families, all: they have their own templates.
-    others = [spec for spec in specs if not isinstance(spec, RecurrentSpec)]
-    return [*(spec for spec in picked if spec is not None), *others]
+    others = [spec for spec in specs if not isinstance(spec, RecurrentSpec | UpdateSpec)]
+    return [*(spec for spec in picked if spec is not None), *reversed(decode.values()), *others]
 
 
 def run_sanitizers(specs: Sequence[KernelSpec], tell: Callable[[str], None]) -> dict[str, str]:
@@ -397,14 +480,15 @@ def sanitizer_cases(spec: KernelSpec) -> Iterator[Case]:
     d_state = d_states(spec)[0]
     plain = Options(io=spec.io, state=spec.state, dt_f32=True, fresh="mixed")
     every = replace(plain, z=True, checkpoints=5, slots="moved", padding=4, order=True, tail=1)
-    chunk = spec.plan(Geometry(1, 1, 1, 1, 1, d_state)).chunk
+    chunk, head_dim = chunk_of(spec, d_state), head_dim_of(spec, 9)
     for name, lengths, options in (
         ("chunks", (min(2 * chunk + 3, 131), 1), plain),
         ("options", (9, 1, 0, 5), every),
         ("odd", (7, 2), replace(plain, shift=1, gap=3, slot_gap=5)),
     ):
-        build = functools.partial(draw, 3, Shape(lengths, 2, 9, d_state), options)
-        yield Case(f"{name} {lengths} n{d_state} {spec.io} s{spec.state}", build)
+        shape = Shape(lengths_for(spec, lengths), 2, head_dim, d_state)
+        build = functools.partial(draw, 3, shape, options)
+        yield Case(f"{name} {shape.lengths} n{d_state} p{head_dim} {spec.io} s{spec.state}", build)
 
 
 def sanitize_child(ids: Sequence[str]) -> None:
@@ -429,13 +513,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--family", help="only kernels of this family")
     parser.add_argument("--device", type=int, default=0, help="number of the GPU")
     parser.add_argument("--sanitize", action="store_true", help="also run compute-sanitizer's tools")
+    parser.add_argument("--bitwise", action="store_true", help="also compare the bits of all decode configurations")
     parser.add_argument("--sanitize-child", nargs="*", metavar="ID", help="run what compute-sanitizer watches")
     options = parser.parse_args(arguments)
     console, notes = Console(width=200, highlight=False), Console(stderr=True, highlight=False)
     if options.sanitize_child is not None:
         sanitize_child(options.sanitize_child or [spec.id for spec in sanitizer_specs(CATALOGUE)])
         return 0
-    document = vet(options.family, options.device, options.sanitize, notes.print)
+    document = vet(options.family, options.device, options.sanitize, notes.print, options.bitwise)
     rows = [
         {name: image[name] for name in ("kernel", "cases", "registers", "dynamic_shared")}
         | {"worst": f"{image['worst']:.3f} of what is allowed: {image['worst_case']}"}
@@ -444,6 +529,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     console.print(table(rows), markup=False, soft_wrap=True)
     for tool, text in document["sanitizers"].items():
         console.print(f"{tool}: {text}", markup=False, soft_wrap=True)
+    if options.bitwise:
+        console.print(f"bits: the same at {document['bitwise']['points']} points", markup=False)
     return 0
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -11,13 +12,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pyharness.binding import Outputs, bind
-from pyharness.compare import Errors, compare
+from pyharness.compare import Errors, compare, relative_norm
 from pyharness.device import Device, Memory
 from pyharness.errors import DeviceError, NoKernel
 from pyharness.oracle import OracleResult, oracle
 from pyharness.problem import DTYPES, ScanProblem
 from pyharness.scan import ScanResult, require
-from pyharness.spec import KernelSpec
+from pyharness.spec import Geometry, KernelSpec
 
 #: Problems with more element updates than this are held against the oracle on three heads only.
 _ORACLE_UPDATES = 2 * 10**8
@@ -26,10 +27,16 @@ _DRAWN_BYTES = 64 * 2**20
 
 Array = NDArray[Any]
 
+#: Sizes that a point's name leaves out where they are these.
+_USUAL = {"heads": 64, "head_dim": 64, "d_state": 128}
+
 
 @dataclass(frozen=True)
 class Point:
-    """A shape that is measured: `sequences` of `tokens` each; they resume from the pool, or start at zero."""
+    """A shape that is measured: `sequences` of `tokens` each; they resume from the pool, or start at zero.
+
+    `packed` lays x, B, C and dt of a token side by side in one row, as a model's projection leaves them.
+    """
 
     job: str
     sequences: int
@@ -41,17 +48,26 @@ class Point:
     groups: int = 8
     io: str = "f32"
     state: str = "f32"
+    packed: bool = False
 
     @property
     def name(self) -> str:
-        """The key of the point: decode_16x1_f32, with its heads where they are not 64."""
-        heads = "" if self.heads == 64 else f"_{self.heads}_heads"
-        return f"{self.job}_{self.sequences}x{self.tokens}{heads}_{self.io}"
+        """The key of the point: decode_16x1_f32, with what is not usual decode_32x1_128_heads_bf16_sbf16_packed."""
+        sizes = [f"{value}_{size}" for size, usual in _USUAL.items() if (value := getattr(self, size)) != usual]
+        state = [] if self.state == "f32" else [f"s{self.state}"]
+        packed = ["packed"] if self.packed else []
+        return "_".join([self.job, f"{self.sequences}x{self.tokens}", *sizes, self.io, *state, *packed])
 
     @property
     def all_tokens(self) -> int:
         """Tokens of one call."""
         return self.sequences * self.tokens
+
+    @property
+    def geometry(self) -> Geometry:
+        """The sizes that decide a launch."""
+        sizes = (self.heads, self.head_dim, self.groups, self.d_state)
+        return Geometry(self.all_tokens, self.sequences, *sizes, longest=self.tokens)
 
     @property
     def slot_bytes(self) -> int:
@@ -92,16 +108,45 @@ POINTS = tuple(
 SWEEP_POINTS = (*POINTS, Point("prefill", 1, 4096, False, heads=16, groups=1))
 
 
+def _decode(
+    sequences: int,
+    heads: int,
+    groups: int,
+    *,
+    tokens: int = 1,
+    head_dim: int = 64,
+    io: str = "bf16",
+    state: str = "f32",
+) -> Point:
+    return Point("decode", sequences, tokens, True, heads, head_dim, 128, groups, io, state, packed=True)
+
+
+#: Decode as serving engines meet it: small and large batches of one rank's heads, whole models, drafts, stored types.
+DECODE = (
+    *(_decode(batch, 16, 1) for batch in (1, 8, 16, 64, 128, 512)),
+    *(_decode(batch, 64, 8) for batch in (16, 128)),
+    _decode(32, 128, 8, head_dim=80),
+    _decode(64, 16, 1, tokens=4),
+    *(_decode(128, 64, 8, state=state) for state in ("bf16", "f16", "i8")),
+    *(_decode(batch, 16, 1, state="bf16") for batch in (16, 128)),
+    _decode(16, 64, 8, io="f32"),
+    # Other d_state, so that selection knows what decodes there.
+    *(replace(_decode(64, 16, 1), d_state=n) for n in (64, 256)),
+    replace(_decode(64, 16, 1, io="f32"), d_state=16),
+)
+
+
 def point_named(name: str) -> Point:
     """The point of a name.
 
     Raises:
         NoKernel: there is none.
     """
-    for point in SWEEP_POINTS:
+    for point in (*SWEEP_POINTS, *DECODE):
         if point.name == name:
             return point
-    raise NoKernel(f"no point {name!r} is measured; on offer: {', '.join(point.name for point in SWEEP_POINTS)}")
+    known = ", ".join(point.name for point in (*SWEEP_POINTS, *DECODE))
+    raise NoKernel(f"no point {name!r} is measured; on offer: {known}")
 
 
 def slot_sets(set_bytes: int, l2_bytes: int) -> int:
@@ -130,9 +175,21 @@ class Workload:
         problems = self.sets if self.sets * p.input_bytes <= _DRAWN_BYTES else 1
         rows = problems * p.all_tokens
         shapes = {"x": (p.heads, p.head_dim), "dt": (p.heads,), "B": (p.groups, p.d_state), "C": (p.groups, p.d_state)}
-        self._inputs: dict[str, Any] = {
-            name: rng.standard_normal((rows, *shape), np.float32).astype(DTYPES[p.io]) for name, shape in shapes.items()
-        }
+        self._inputs: dict[str, Any] = {}
+        #: Elements of a packed token row, and where each input starts in it.
+        self._width = sum(math.prod(shape) for shape in shapes.values())
+        self._first: dict[str, int] = {}
+        memory = np.empty((rows, self._width), DTYPES[p.io])
+        start = 0
+        for name in ("x", "B", "C", "dt"):
+            shape = shapes[name]
+            columns = memory[:, start : start + math.prod(shape)]
+            columns[...] = rng.standard_normal(columns.shape, np.float32).astype(memory.dtype)
+            view = columns.reshape(rows, *shape)
+            self._inputs[name] = view if p.packed else np.ascontiguousarray(view)
+            self._first[name] = start
+            start += math.prod(shape)
+        self._packed_rows: Array = memory
         # A and the range of dt are those of trained models.
         self._constants: dict[str, Any] = {
             "A": -rng.uniform(1, 16, p.heads).astype(np.float32),
@@ -140,8 +197,17 @@ class Workload:
             "dt_bias": rng.uniform(-6, -3, p.heads).astype(np.float32),
         }
         shape = (p.sequences, p.heads, p.head_dim, p.d_state)
-        self._states: Array = rng.standard_normal(shape, np.float32).astype(DTYPES[p.state])
+        self._scales: Array | None = None
+        if p.state == "i8":
+            self._states: Array = rng.integers(-127, 128, shape, np.int8)
+            self._scales = rng.uniform(0.01, 0.03, shape[:3]).astype(np.float32)
+        else:
+            self._states = rng.standard_normal(shape, np.float32).astype(DTYPES[p.state])
         self._slots = rng.permutation(self.sets * p.sequences).astype(np.int32)
+        sets = self._slots.reshape(self.sets, p.sequences)
+        #: For each set its slots in ascending order, and the order of its sequences that visits them so.
+        self._ascending = np.sort(sets, axis=1)
+        self._order = np.argsort(sets, axis=1).astype(np.int32)
 
     def _place(self) -> None:
         p, device = self.point, self.device
@@ -152,15 +218,20 @@ class Workload:
         for name, array in self._constants.items():
             self._memory[name] = Memory(device, array.nbytes)
             self._memory[name].write(array)
-        for name, array in self._inputs.items():
+        sources = {"packed": self._packed_rows} if p.packed else self._inputs
+        for name, array in sources.items():
             nbytes = array[: p.all_tokens].nbytes
             self._memory[name] = memory = Memory(device, self.sets * nbytes)
             memory.write(array)
             for index in range(1, self.sets if array.nbytes == nbytes else 1):
                 memory.repeat(nbytes, index * nbytes)
         self._memory["y"] = Memory(device, self.sets * p.y_bytes)
-        self._memory["read_slots"] = Memory(device, self._slots.nbytes)
-        self._memory["read_slots"].write(self._slots)
+        lists = {"read_slots": self._slots, "ascending_slots": self._ascending, "sequence_order": self._order}
+        for name, array in lists.items():
+            self._memory[name] = Memory(device, array.nbytes)
+            self._memory[name].write(array)
+        if self._scales is not None:
+            self._memory["state_scale"] = Memory(device, self.sets * self._scales.nbytes)
         self._memory["state"] = Memory(device, self.sets * p.sequences * p.slot_bytes)
         self.reset()
 
@@ -170,15 +241,32 @@ class Workload:
         pool.write(self._states)
         for index in range(1, self.sets):
             pool.repeat(self._states.nbytes, index * self._states.nbytes)
+        if self._scales is not None:
+            scales = self._memory["state_scale"]
+            scales.write(self._scales)
+            for index in range(1, self.sets):
+                scales.repeat(self._scales.nbytes, index * self._scales.nbytes)
         self._memory["y"].fill(0xFF)
         self.device.synchronize("resetting the states")
 
     def address(self, name: str, index: int) -> int:
         """Device address of what a set has of an array; constants and the pool are shared by all."""
         p = self.point
-        nbytes = {"y": p.y_bytes, "read_slots": 4 * p.sequences}
+        if p.packed and name in self._inputs:
+            item = DTYPES[p.io].itemsize
+            elements = index * p.all_tokens * self._width + self._first[name]
+            return self._memory["packed"].address + elements * item
+        nbytes = {"y": p.y_bytes}
+        nbytes |= dict.fromkeys(("read_slots", "ascending_slots", "sequence_order"), 4 * p.sequences)
         nbytes |= {name: array[: p.all_tokens].nbytes for name, array in self._inputs.items()}
         return self._memory[name].address + index * nbytes.get(name, 0)
+
+    def row_elements(self, name: str) -> int:
+        """Elements from one token of an input, or of y, to the next."""
+        p = self.point
+        if name == "y":
+            return p.heads * p.head_dim
+        return self._width if p.packed else math.prod(self._inputs[name].shape[1:])
 
     @property
     def pool(self) -> Memory:
@@ -191,10 +279,13 @@ class Workload:
         p = self.point
         pool = np.zeros((self.sets * p.sequences, p.heads, p.head_dim, p.d_state), DTYPES[p.state])
         inputs = {name: array[: p.all_tokens] for name, array in self._inputs.items()}
-        return ScanProblem(**inputs, **self._constants, state=pool, read_slots=self._slots[: p.sequences])
+        scale = None if self._scales is None else np.zeros(pool.shape[:3], np.float32)
+        return ScanProblem(
+            **inputs, **self._constants, state=pool, state_scale=scale, read_slots=self._slots[: p.sequences]
+        )
 
-    def arguments(self, spec: KernelSpec) -> list[bytes]:
-        """One ScanArgs a set."""
+    def arguments(self, spec: KernelSpec, ascending: bool = False) -> list[bytes]:
+        """One ScanArgs a set; `ascending` visits the sequences in the order of their slots."""
         p = self.point
         require(self.problem, spec)
         plan = spec.plan(self.problem.geometry)
@@ -202,8 +293,9 @@ class Workload:
         if plan.workspace_bytes and (held is None or held.nbytes < plan.workspace_bytes):
             self._memory["workspace"] = Memory(self.device, plan.workspace_bytes)
         y = np.empty((p.all_tokens, p.heads, p.head_dim), DTYPES[p.io])
-        assert self.problem.state is not None
-        binding = bind(self.problem, plan, Outputs(y, self.problem.state, None))
+        problem = replace(self.problem, sequence_order=self._order[0]) if ascending else self.problem
+        assert problem.state is not None
+        binding = bind(problem, plan, Outputs(y, problem.state, problem.state_scale))
         names = [buffer.name for buffer in binding.buffers]
         return [binding.pack({name: self.address(name, k) for name in names}) for k in range(self.sets)]
 
@@ -221,6 +313,8 @@ class Workload:
         per_head = heads if len(heads) < p.heads else slice(None)
         per_group = heads // (p.heads // p.groups) if len(heads) < p.heads else slice(None)
         rows = {name: array[: p.all_tokens] for name, array in self._inputs.items()}
+        drawn = self._slots[: p.sequences] % p.sequences
+        scale = None if self._scales is None else np.ascontiguousarray(self._scales[drawn][:, per_head])
         problem = ScanProblem(
             x=np.ascontiguousarray(rows["x"][:, per_head]),
             dt=np.ascontiguousarray(rows["dt"][:, per_head]),
@@ -230,7 +324,8 @@ class Workload:
             D=self._constants["D"][per_head],
             dt_bias=self._constants["dt_bias"][per_head],
             cu_seqlens=self._constants["cu_seqlens"],
-            state=np.ascontiguousarray(self._states[self._slots[: p.sequences] % p.sequences][:, per_head]),
+            state=np.ascontiguousarray(self._states[drawn][:, per_head]),
+            state_scale=scale,
             resume=self._constants["resume"],
         )
         return problem, oracle(problem)
@@ -251,11 +346,26 @@ class Workload:
             for slot in self._slots[: p.sequences]
         ]
         state = np.stack(states).reshape(p.sequences, p.heads, p.head_dim, p.d_state)
+        scale = None
+        if self._scales is not None:
+            row = self._scales[0].nbytes
+            found = [self._memory["state_scale"].read(int(s) * row, row) for s in self._slots[: p.sequences]]
+            scale = np.stack(found).view(np.float32).reshape(p.sequences, p.heads, p.head_dim)[:, heads]
         problem, truth = self._truth
-        errors = compare(ScanResult(y[:, heads], state[:, heads], kernel, "gpu"), problem, truth)
+        errors = compare(ScanResult(y[:, heads], state[:, heads], kernel, "gpu", scale), problem, truth)
         if not errors.ok:
             raise DeviceError(f"{kernel} is wrong at {p.name} and was not timed: {errors}")
         return errors
+
+    def relative_error(self, call: Callable[[int], None], what: str) -> float:
+        """Run set 0 once from fresh memory: ||y - oracle|| / ||oracle||, infinite where y is not finite."""
+        p, heads = self.point, self._checked_heads
+        self.reset()
+        call(0)
+        self.device.synchronize(f"checking {what}")
+        y = self._memory["y"].read(0, p.y_bytes).view(DTYPES[p.io]).reshape(p.all_tokens, p.heads, p.head_dim)
+        _, truth = self._truth
+        return relative_norm(y[:, heads].astype(np.float64) - truth.y, truth.y)
 
     def free(self) -> None:
         """Give the memory back."""

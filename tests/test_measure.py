@@ -9,7 +9,7 @@ import pytest
 from pyharness.catalogue import CATALOGUE
 from pyharness.errors import DeviceError, NoKernel
 from pyharness.families.recurrent import LAYOUTS
-from pyharness.measure import Timing, bench, default_kernels, graph_calls, merged_rows
+from pyharness.measure import Timing, bench, default_kernels, graph_calls, merged
 from pyharness.spec import parse_id
 from pyharness.workload import POINTS, Point, point_named, slot_sets
 
@@ -60,8 +60,10 @@ def test_a_part_of_a_table_replaces_its_rows_and_keeps_the_others() -> None:
     point = Point("decode", 16, 1, True)
     first, second, third = default_kernels(point)[:3]
     stored = {"device": "D", "driver": "1", "compiler": "c", "protocol": "p", "points": {point.name: asdict(point)}}
+    stored["suite"] = "recurrent"
     stored["rows"] = [{"point": point.name, "kernel": kernel, "us": 1} for kernel in (first, third)]
     part = stored | {"rows": [{"point": point.name, "kernel": kernel, "us": 2} for kernel in (third, second)]}
-    assert [(row["kernel"], row["us"]) for row in merged_rows(part, stored)] == [(first, 1), (second, 2), (third, 2)]
+    rows = merged(part, stored)["rows"]
+    assert [(row["kernel"], row["us"]) for row in rows] == [(first, 1), (second, 2), (third, 2)]
     with pytest.raises(DeviceError, match="stored table has driver '1', this run '2'"):
-        merged_rows(part | {"driver": "2"}, stored)
+        merged(part | {"driver": "2"}, stored)

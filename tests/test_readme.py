@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from pyharness import manifest, report
+from pyharness import drift, manifest, report
 from pyharness.toolchain import ROOT
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -22,8 +22,20 @@ def _stored(path: Path) -> dict[str, Any]:
     return document
 
 
-def test_the_readme_shows_what_is_stored() -> None:
-    assert report.refreshed_readme(README, "recurrent") == README, "README.md is stale: run invoke bench --readme"
+@pytest.mark.parametrize("suite", sorted({path.stem for path in BENCHES}))
+def test_the_readme_shows_what_is_stored(suite: str) -> None:
+    cure = f"README.md is stale: run invoke bench --readme --family {suite}"
+    assert report.refreshed_readme(README, suite) == README, cure
+
+
+def test_the_readme_shows_what_storage_costs() -> None:
+    shown = re.findall(r"\| ([^|]+) \| (\S+e-\d\d) \| (\S+e-\d\d) \|", README)
+    found = drift.study()
+    assert [one.storage.replace("i8", "8 bits") for one in found] == [
+        name.replace(", ", " + ").replace(" and a scale a row", "") for name, _, _ in shown
+    ]
+    for one, (_, y, state) in zip(found, shown, strict=True):
+        assert (one.y, one.state) == pytest.approx((float(y), float(state)), rel=0.05), "run python -m pyharness.drift"
 
 
 def test_the_sample_listing_is_that_of_the_manifest() -> None:

@@ -12,8 +12,10 @@ import pytest
 
 from pyharness import vet
 from pyharness.catalogue import CATALOGUE
-from pyharness.families import RecurrentSpec
+from pyharness.errors import NoKernel
+from pyharness.families import RecurrentSpec, UpdateSpec
 from pyharness.oracle import oracle
+from pyharness.select import Features, mismatch
 
 
 def test_a_kernel_gets_cases_of_its_own_d_state_and_types() -> None:
@@ -38,6 +40,33 @@ def test_case_names_are_unique(io: str) -> None:
     assert not other & set(names)
 
 
+@pytest.mark.parametrize(
+    ("head_dim", "state", "edges", "peers"), [(0, "f32", 29, 0), (64, "f32", 23, 0), (64, "bf16", 21, 27)]
+)
+def test_a_decode_kernel_gets_short_sequences_of_its_head_dim_and_the_peers_decode_suites(
+    head_dim: int, state: str, edges: int, peers: int
+) -> None:
+    spec = UpdateSpec(d_state=64, head_dim=head_dim, io="bf16", state=state)
+    found = list(vet.kernel_cases(spec))
+    assert len({case.name for case in found}) == len(found)
+    problems = [case.build() for case in found]
+    assert not any(mismatch(Features.of(problem), spec) for problem in problems)
+    assert sum("state_update" in case.name for case in found) == peers
+    options = [
+        p for case, p in zip(found, problems, strict=True) if case.name.startswith(("mixed", "padding and discard"))
+    ]
+    assert {(p.head_dim, int(p.lengths.max())) for p in options} == {(head_dim or 33, 8)}
+    assert len(list(vet.plain_cases(spec))) == edges, "those that have no sequence of more than 8 tokens"
+    assert any(p.rounding_key is not None for p in problems) == (state != "f32")
+    for case in vet.sanitizer_cases(spec):
+        assert mismatch(Features.of(case.build()), spec) == ""
+
+
+def test_bits_are_compared_of_decode_kernels_only() -> None:
+    with pytest.raises(NoKernel, match="between kernels of 'update', found family 'recurrent'"):
+        vet.vet("recurrent", bits=True)
+
+
 def test_generic_is_proven_at_the_smallest_odd_and_the_largest_d_state() -> None:
     assert {5, 1024} <= set(vet.d_states(RecurrentSpec(d_state=0, layout="generic")))
 
@@ -57,6 +86,8 @@ def test_the_sanitizer_watches_each_kind_of_code_once() -> None:
     kinds = [(s.layout, s.io, s.few_tokens) for s in specs if isinstance(s, RecurrentSpec)]
     assert kinds[:3] == [("tiled", "f32", False), ("tiled", "f32", True), ("tiled", "bf16", False)]
     assert [layout for layout, _, _ in kinds[3:]] == ["padded", "swizzled", "generic"]
+    decode = [(s.state, s.chunk) for s in specs if isinstance(s, UpdateSpec)]
+    assert sorted(decode) == [("bf16", 1), ("f16", 1), ("f32", 1), ("f32", 2), ("i8", 1)]
     for spec in specs:
         problems = [case.build() for case in vet.sanitizer_cases(spec)]
         assert len(problems) == 3
@@ -107,6 +138,11 @@ def test_verdicts_are_stored_with_the_images_they_cover(tmp_path: Path, monkeypa
     assert store({"a": "1", "b": "2", "c": "4"}, {})["sanitizers"] == clean, "c was not watched"
     assert set(store({"a": "1", "b": "5", "c": "4"}, {})["sanitizers"].values()) == {vet.NOT_ASKED}
     assert store({"a": "1", "b": "2"}, {})["sanitized"]["images"] == {}, "what is dropped does not come back"
+    same = {"points": 920, "images": {"1": "recurrent_a"}}
+    stored = vet._store(gpu, [vet.Proof("recurrent_a", "sm_90", "1", 1, 0.1, "plain", 32, 0)], {}, [], same)
+    assert (stored["bitwise"]["points"], stored["bitwise"]["images"]) == (920, same["images"])
+    assert store({"a": "1", "b": "2"}, {})["bitwise"] == stored["bitwise"]
+    assert "bitwise" not in store({"a": "6", "b": "2"}, {}), "the image that was compared is gone"
     absent = dict.fromkeys(vet.SANITIZERS, "not run: no compute-sanitizer")
     stored = store({"a": "1", "b": "2"}, absent)
     assert (stored["sanitizers"], stored["sanitized"]["images"]) == (absent, {})

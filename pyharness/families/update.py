@@ -120,7 +120,6 @@ class UpdateSpec(KernelSpec):
 
     @property
     def most_tokens(self) -> int:
-        """Tokens of the longest sequence that a launch is planned for."""
         return MAX_TOKENS
 
     @property
@@ -129,7 +128,7 @@ class UpdateSpec(KernelSpec):
         # The most warps for which nvcc spills nothing on any target.
         live = self.row_tile * self.slice + 2 * self.slice
         specialised = self.head_dim and self.head_dim % self.rows == 0 and self.chunk == 1
-        warps = (32 if specialised else 24) if live <= 24 else 16
+        warps = (32 if specialised else 20) if live <= 24 else 16
         return max(1, warps // self.warps)
 
     @property

@@ -1,0 +1,252 @@
+"""Other packages' decode kernels over the very arrays of a workload, timed by the same protocol in the same process.
+
+Nothing here is needed to use this project. Who wants the comparison installs torch and the packages beside it; each is
+imported when asked for, and one that is missing or cannot run a point is shown with the reason. Launch configurations
+that a package fixes inside are chosen by standing in for its compiled kernel, not by copying it.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import importlib.util
+import re
+import sys
+import types
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pyharness.errors import DeviceError
+from pyharness.workload import Workload
+
+#: (BLOCK_SIZE_M, num_warps) of mamba-ssm's Triton kernel that are timed.
+TRITON_CONFIGURATIONS = ((4, 4), (4, 1), (8, 1), (8, 4), (16, 1), (16, 4), (32, 8))
+FLASHINFER_ALGORITHMS = ("simple", "vertical")
+_TRITON_MODULE = "mamba_ssm.ops.triton.selective_state_update"
+_TORCH_TYPES = {"f32": "float32", "bf16": "bfloat16", "f16": "float16"}
+#: Most relative error of y: D and dt_bias may be 16-bit there. It tells a wrong call from a right one, no more.
+LOOSE_BOUND = 2e-2
+_MESSAGE = 200
+
+
+@dataclass(frozen=True)
+class Peer:
+    """One kernel of another package: its name in tables, and from the tensors of a set to a call of it."""
+
+    name: str
+    prepare: Callable[[Workload], Callable[[int], Any]]
+
+
+def peers() -> Iterator[Peer]:
+    """Every kernel and configuration that is compared, installed or not."""
+    for rows, warps in TRITON_CONFIGURATIONS:
+        yield Peer(f"mamba-ssm triton ({rows}, {warps})", functools.partial(_triton, rows=rows, warps=warps))
+    for algorithm in FLASHINFER_ALGORITHMS:
+        yield Peer(f"flashinfer {algorithm}", functools.partial(_flashinfer, algorithm=algorithm))
+
+
+class _Words:
+    """Device memory as torch takes it: bytes at an address."""
+
+    def __init__(self, address: int, nbytes: int) -> None:
+        self.__cuda_array_interface__ = {
+            "shape": (nbytes,),
+            "typestr": "|u1",
+            "data": (address, False),
+            "version": 3,
+            "strides": None,
+        }
+
+
+def _torch() -> Any:
+    try:
+        return importlib.import_module("torch")
+    except ImportError as error:
+        raise DeviceError(f"torch is not installed ({error})") from error
+
+
+def tensors(workload: Workload, k: int) -> dict[str, Any]:
+    """Set k of a workload as torch tensors over the same memory.
+
+    x, y are [sequences, tokens, heads, head_dim]; dt, A, D, dt_bias are broadcast to the shapes that peers take, with
+    strides of 0; B, C are [sequences, tokens, groups, d_state]; state is the whole pool; slots are i32 [sequences].
+
+    Raises:
+        DeviceError: torch is missing, or the point has a type that peers do not have.
+    """
+    torch = _torch()
+    p = workload.point
+    if p.state not in _TORCH_TYPES:
+        raise DeviceError(f"no {p.state} state")
+
+    def flat(name: str, index: int, elements: int, kind: str) -> Any:
+        dtype = getattr(torch, kind)
+        nbytes = elements * torch.empty(0, dtype=dtype).element_size()
+        words = _Words(workload.address(name, index), nbytes)
+        return torch.as_tensor(words, device=f"cuda:{workload.device.ordinal}").view(dtype)
+
+    def rows(name: str, *inner: int) -> Any:
+        stride = workload.row_elements(name)
+        size = int(np.prod(inner))
+        whole = flat(name, k, (p.all_tokens - 1) * stride + size, _TORCH_TYPES[p.io])
+        steps = [int(np.prod(inner[axis + 1 :])) for axis in range(len(inner))]
+        return whole.as_strided((p.sequences, p.tokens, *inner), (p.tokens * stride, stride, *steps))
+
+    rank = (p.heads, p.head_dim, p.d_state)
+    vectors = {name: flat(name, 0, p.heads, "float32") for name in ("A", "D", "dt_bias")}
+    slots = workload.sets * p.sequences
+    return {
+        "x": rows("x", p.heads, p.head_dim),
+        "y": rows("y", p.heads, p.head_dim),
+        "B": rows("B", p.groups, p.d_state),
+        "C": rows("C", p.groups, p.d_state),
+        "dt": rows("dt", p.heads)[..., None].expand(-1, -1, -1, p.head_dim),
+        "A": vectors["A"][:, None, None].expand(*rank),
+        "D": vectors["D"][:, None].expand(*rank[:2]),
+        "dt_bias": vectors["dt_bias"][:, None].expand(*rank[:2]),
+        "state": flat("state", 0, slots * int(np.prod(rank)), _TORCH_TYPES[p.state]).view(slots, *rank),
+        "slots": flat("read_slots", k, p.sequences, "int32"),
+    }
+
+
+def _triton_module() -> Any:
+    """mamba-ssm's Triton module, also where the package's own import fails for want of its compiled parts."""
+    try:
+        return importlib.import_module(_TRITON_MODULE)
+    except ImportError as error:
+        found = importlib.util.find_spec("mamba_ssm")
+        if found is None or not found.submodule_search_locations:
+            raise DeviceError("mamba-ssm is not installed") from error
+        root = Path(next(iter(found.submodule_search_locations)))
+        for name in ("mamba_ssm", "mamba_ssm.ops", "mamba_ssm.ops.triton"):
+            package = types.ModuleType(name)
+            package.__path__ = [str(root.joinpath(*name.split(".")[1:]))]
+            sys.modules[name] = package
+        try:
+            return importlib.import_module(_TRITON_MODULE)
+        except ImportError as second:
+            raise DeviceError(f"mamba-ssm does not import: {second}") from second
+
+
+class _Configured:
+    """Stands in for a Triton kernel and launches it with another block of rows and number of warps."""
+
+    def __init__(self, kernel: Any, rows: int, warps: int) -> None:
+        self._kernel, self._rows, self._warps = kernel, rows, warps
+
+    def __getitem__(self, grid: Any) -> Callable[..., Any]:
+        def launch(*arguments: Any, **options: Any) -> Any:
+            # The package passes its own rows of a block last.
+            return self._kernel[grid](*arguments[:-1], self._rows, **(options | {"num_warps": self._warps}))
+
+        return launch
+
+
+def _triton(workload: Workload, rows: int, warps: int) -> Callable[[int], Any]:
+    if workload.point.tokens != 1:
+        raise DeviceError("one token a sequence only")
+    module = _triton_module()
+    name = "_selective_scan_update_kernel"
+    plain = getattr(module, name)
+    configured = _Configured(plain, rows, warps)
+    sets = [_one_token(tensors(workload, k)) for k in range(workload.sets)]
+
+    def call(k: int) -> Any:
+        t = sets[k]
+        setattr(module, name, configured)
+        try:
+            return module.selective_state_update(
+                *(t[n] for n in ("state", "x", "dt", "A", "B", "C", "D")),
+                dt_bias=t["dt_bias"],
+                dt_softplus=True,
+                state_batch_indices=t["slots"],
+            )
+        finally:
+            setattr(module, name, plain)
+
+    return call
+
+
+def _one_token(t: dict[str, Any]) -> dict[str, Any]:
+    return {name: value[:, 0] if name in ("x", "y", "B", "C", "dt") else value for name, value in t.items()}
+
+
+def _flashinfer(workload: Workload, algorithm: str) -> Callable[[int], Any]:
+    try:
+        module = importlib.import_module("flashinfer.mamba")
+    except ImportError as error:
+        raise DeviceError(f"flashinfer is not installed ({error})") from error
+    sets = [tensors(workload, k) for k in range(workload.sets)]
+    # D and dt_bias are of dt's type there.
+    few = {name: sets[0][name][:, :1].to(sets[0]["dt"].dtype).expand_as(sets[0][name]) for name in ("D", "dt_bias")}
+    single = workload.point.tokens == 1
+    sets = [(_one_token(t) if single else t) | few for t in sets]
+    drafts = {} if single else {"cache_steps": workload.point.tokens}
+
+    def call(k: int) -> Any:
+        t = sets[k]
+        return module.selective_state_update(
+            *(t[n] for n in ("state", "x", "dt", "A", "B", "C", "D")),
+            dt_bias=t["dt_bias"],
+            dt_softplus=True,
+            state_batch_indices=t["slots"],
+            algorithm=algorithm,
+            **drafts,
+        )
+
+    return call
+
+
+def reason(error: BaseException) -> str:
+    """Why a peer did not run, in one short line without the folders of this machine."""
+    text = re.sub(r"(?<!\w)(?:/[^\s/:'\"]+)+/", "", f"{type(error).__name__}: {error}")
+    return " ".join(text.split())[:_MESSAGE]
+
+
+def time_peer(
+    workload: Workload, peer: Peer, calls: int, replays: int, rounds: int, warm_up_us: float
+) -> tuple[list[float], float]:
+    """Microseconds of one call by rounds, and the relative error of y.
+
+    A graph of `calls` calls over the sets is captured by torch and replayed; the sets, the slots and every input are
+    those that our kernels were timed on.
+
+    Raises:
+        Exception: whatever the package raises for what it cannot do.
+        DeviceError: its y is wrong, or it is not installed.
+    """
+    torch = _torch()
+    with torch.cuda.device(workload.device.ordinal), torch.no_grad():
+        call = peer.prepare(workload)
+        target = tensors(workload, 0)["y"]
+
+        def checked(k: int) -> None:
+            target.copy_(call(k).reshape(target.shape))
+
+        error = workload.relative_error(checked, peer.name)
+        if not error <= LOOSE_BOUND:
+            raise DeviceError(f"y is wrong: relative error {error:.1e}")
+        call(0)
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            for index in range(calls):
+                call(index % workload.sets)
+        first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+
+        def timed(count: int) -> float:
+            first.record()
+            for _ in range(count):
+                graph.replay()
+            last.record()
+            last.synchronize()
+            return 1e3 * float(first.elapsed_time(last))
+
+        warm = 0.0
+        while warm < warm_up_us:
+            warm += timed(1)
+        return [timed(replays) / (replays * calls) for _ in range(rounds)], error

@@ -1,0 +1,55 @@
+// The numbers of one entry of a launch's sequence list, asked for together, so that they are waited for once. What they
+// mean for the state and for the rest are questions of their own: the state's loads wait for no other answer.
+struct Entry {
+  int begin = 0;   // first token
+  int end = 0;     // one past the last token
+  int read = -1;   // slots as the lists say
+  int write = -1;  // where there is no list, unused
+  int resume = 0;  // not 0: the state goes on from the read slot
+};
+
+// NOTE: threadIdx.y is 0. It tells the compiler that the numbers may differ from lane to lane: in registers that a warp
+// shares it would move each as soon as it is asked for, and wait there before it asks for the next.
+__device__ __forceinline__ Entry load_entry(const ScanArgs& a, int64_t entry) {
+  Entry e;
+  int s = static_cast<int>(entry) + static_cast<int>(threadIdx.y);
+  if (a.sequence_order) s = entry < a.sequences ? a.sequence_order[s] : -1;
+  const bool there = s >= 0 && s < a.sequences;
+  if (there) e.read = s, e.end = a.tokens;
+  e.resume = there && a.state;
+  if (there && a.read_slots) e.read = a.read_slots[s];
+  if (there && a.state && a.resume) e.resume = a.resume[s];
+  if (there && a.cu_seqlens) e.begin = a.cu_seqlens[s], e.end = a.cu_seqlens[s + 1];
+  if (there && a.write_slots) e.write = a.write_slots[s];
+  return e;
+}
+
+__device__ __forceinline__ bool in_pool(const ScanArgs& a, int slot) { return slot >= 0 && slot < a.slots; }
+
+// Slot of the initial state, -1: start from zero.
+__device__ __forceinline__ int initial_slot(const ScanArgs& a, const Entry& e) {
+  return e.resume && e.read != a.pad_slot && in_pool(a, e.read) ? e.read : -1;
+}
+
+// Slot that the lists give the final state, -1: discard it.
+__device__ __forceinline__ int listed_write(const ScanArgs& a, const Entry& e) {
+  return !a.state ? -1 : a.write_slots ? e.write : e.read;
+}
+
+// NOTE: a slot out of range behaves as padding, so no data on the device can reach memory outside the pool. A fresh
+// sequence's read slot is looked at only for padding. An entry out of range is padding without tokens.
+__device__ __forceinline__ bool is_padding(const ScanArgs& a, const Entry& e) {
+  const int write = listed_write(a, e);
+  return e.read == a.pad_slot || (e.resume && !in_pool(a, e.read)) || (write != -1 && !in_pool(a, write));
+}
+
+// Slot of the final state: an empty sequence that would write back what it read leaves the slot alone.
+__device__ __forceinline__ int final_slot(const ScanArgs& a, const Entry& e, int initial) {
+  const int write = listed_write(a, e);
+  return e.end <= e.begin && initial == write ? -1 : write;
+}
+
+// A condition of an entry's numbers, which is the same on every lane, as one that the compiler knows to be so.
+__device__ __forceinline__ bool uniform(bool condition) { return __any_sync(kWholeWarp, condition); }
+
+#include "unused.cuh"
