@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pyharness import build, manifest
-from pyharness.compare import f32_bound
+from pyharness.compare import f32_bounds
 from pyharness.errors import NoKernel, ToolchainError
 from pyharness.families import RecurrentSpec
 from pyharness.oracle import OracleResult, oracle
@@ -238,7 +238,7 @@ def tolerances(problem: ScanProblem, values: Array) -> dict[str, float]:
     |value|, which is 16 times as much of its own value and of the root mean square of all, because errors of single
     elements scatter.
     """
-    norm = f32_bound(problem)
+    norm = float(f32_bounds(problem).max())
     scale = float(np.sqrt(np.mean(np.square(values)))) if values.size else 0.0
     return {"norm": norm, "rtol": 16 * norm, "atol": 16 * norm * scale}
 

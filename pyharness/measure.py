@@ -306,7 +306,7 @@ def _row(
         "spec": spec.fields(),
         "image": {"target": image.target, "sha256": image.sha256},
         "registers": toolchain.worst([image], "registers"),
-        "error": round(max(errors.y, errors.state) / errors.bound, 3),
+        "error": round(errors.share, 3),
     } | _figures(timing, ceilings)
 
 

@@ -311,7 +311,7 @@ def vet_kernel(spec: KernelSpec, device: Device) -> Proof:
     for case in kernel_cases(spec):
         errors = check_case(spec, case)
         count += 1
-        share = max(errors.y, errors.state) / errors.bound
+        share = errors.share
         if share >= worst:
             worst, worst_case = share, case.name
     check_repeats(spec)

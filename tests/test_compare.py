@@ -124,3 +124,17 @@ def test_terms_of_one_sign_get_no_room() -> None:
     result.y[...] *= F(1 + 2.0**-15)
     assert compare(result, problem).y == pytest.approx(2.0**-15, rel=1e-2)
     assert not compare(result, problem).ok
+
+
+def test_a_head_is_held_to_what_it_remembers_itself() -> None:
+    """1000 tokens of a slow head and a fast one: what the slow one is allowed is too much for the fast one."""
+    problem = draw(7, Shape((1000,), 2, 3, 16), Options(slots="default", spare=0))
+    problem = replace(problem, A=np.array([-1e-2, -100], F), dt=np.full((1000, 2), 0.1, F), dt_softplus=False)
+    for head, relative, ok in ((0, 1e-4, True), (0, 3e-4, False), (1, 1e-6, True), (1, 1e-4, False)):
+        result = scan(replace(problem, dt_bias=None), backend="oracle")
+        result.state[0, head] *= F(1 + relative)
+        errors = compare(result, replace(problem, dt_bias=None))
+        assert errors.state_at.endswith(f"head {head}")
+        assert errors.state == pytest.approx(relative, rel=0.2)
+        assert (errors.ok, errors.share <= 1) == (ok, ok)
+    assert errors.state_bound == pytest.approx(2e-6 + 2**-22 * 0.1)

@@ -20,7 +20,7 @@ from pyharness.cases import (
     huge_slot_stride,
     tiny_steps,
 )
-from pyharness.compare import compare, f32_bound, relative_norm, scaled_error, unit_in_last_place
+from pyharness.compare import compare, f32_bounds, relative_norm, scaled_error, unit_in_last_place
 from pyharness.oracle import oracle, quantised
 
 F = np.float32
@@ -294,10 +294,25 @@ def test_norms_by_hand() -> None:
     assert scaled_error(np.array([1.5], F), np.array([1.0]), 0.25, 0.25) == 1.0
 
 
-def test_the_bound_follows_what_the_state_remembers() -> None:
-    long = one_token()
-    assert f32_bound(long) == pytest.approx(2e-6 + 2**-22 * 1.0)
-    assert f32_bound(replace(long, A=np.full(1, -4, F))) == pytest.approx(2e-6 + 2**-22 * 0.5)
+def test_the_bound_follows_what_each_head_remembers() -> None:
+    """0.5 |A| a token: two tokens, one, half a one; a head without decay remembers the whole sequence."""
+    A = np.array([-1, -2, -4, 0], F)
+    x, dt = np.full((3, 4, 1), 3, F), np.full((3, 4), 0.5, F)
+    four = one_token(A=A, x=x, dt=dt, B=np.ones((3, 1, 1), F), C=np.ones((3, 1, 1), F), state=None)
+    assert f32_bounds(four).tolist() == pytest.approx([2e-6 + 2**-22 * n for n in (2.0, 1.0, 0.5, 3.0)])
+    assert f32_bounds(one_token()).tolist() == pytest.approx([2e-6 + 2**-22])
+    # Steps of its own, and the column that decays most slowly.
+    steps = np.array([[0.25, 1, 1, 1], [0.25, 1, 1, 1], [1.0, 1, 1, 1]], F)
+    columns = replace(
+        four,
+        A=-np.array([[4, 1], [4, 8], [9, 8], [0, 1]], F),
+        dt=steps,
+        B=np.ones((3, 1, 2), F),
+        C=np.ones((3, 1, 2), F),
+    )
+    assert f32_bounds(columns).tolist() == pytest.approx([2e-6 + 2**-22 * n for n in (2.0, 0.25, 0.125, 3.0)])
+    nothing = replace(four, cu_seqlens=np.array([0, 0], np.int32))
+    assert f32_bounds(nothing).tolist() == [2e-6] * 4
 
 
 def test_quantised_rows_span_127_steps() -> None:
