@@ -59,6 +59,7 @@ class Options:
         slots: "default" leaves slots out, "in place" reads and writes a shuffled list, "moved" writes other slots.
         discard, padding: every how many sequences one discards its state, or is padding; 0 is never.
         checkpoints: every how many tokens one is checkpointed; 0 is never.
+        by_sequence: checkpoints are counted from each sequence's own start, and every sequence has one at its end.
         order, key: draw a sequence_order, a rounding_key.
     """
 
@@ -83,6 +84,7 @@ class Options:
     discard: int = 0
     padding: int = 0
     checkpoints: int = 0
+    by_sequence: bool = False
     order: bool = False
     key: bool = False
 
@@ -172,7 +174,11 @@ def _pool(rng: Generator, shape: Shape, o: Options) -> dict[str, Any]:
     fresh = {"none": np.zeros(sequences), "all": np.ones(sequences)}.get(o.fresh, rng.integers(0, 2, sequences)) != 0
     marked = np.zeros(shape.tokens, np.bool_)
     if o.checkpoints:
-        marked[o.checkpoints - 1 :: o.checkpoints] = True
+        if o.by_sequence:
+            behind = np.concatenate([np.arange(1, length + 1) for length in shape.lengths])
+            marked[:] = (behind % o.checkpoints == 0) | (behind == np.repeat(shape.lengths, shape.lengths))
+        else:
+            marked[o.checkpoints - 1 :: o.checkpoints] = True
         marked &= ~np.repeat(padding, shape.lengths)
     slots = 2 * sequences + int(marked.sum()) + o.spare
     inner = (shape.heads, shape.head_dim, shape.d_state)
@@ -492,9 +498,9 @@ def tiny_steps(d_state: int) -> ScanProblem:
     )
 
 
-def many_sequences(d_state: int, sequences: int = 70_000) -> ScanProblem:
+def many_sequences(d_state: int, sequences: int = 70_000, *, head_dim: int = 1) -> ScanProblem:
     """More sequences than grid.y or grid.z can count, of one token each."""
-    return draw(10, Shape((1,) * sequences, 1, 1, d_state), Options(state=None))
+    return draw(10, Shape((1,) * sequences, 1, head_dim, d_state), Options(state=None))
 
 
 def many_channels(d_state: int, channels: int = 70_000) -> ScanProblem:
@@ -502,14 +508,14 @@ def many_channels(d_state: int, channels: int = 70_000) -> ScanProblem:
     return draw(11, Shape((2,), channels, 1, d_state), Options(per_column_a=True, state=None))
 
 
-def huge_slot_stride(d_state: int, stride: int = 2**31 + 64) -> ScanProblem:
+def huge_slot_stride(d_state: int, stride: int = 2**31 + 64, *, head_dim: int = 3) -> ScanProblem:
     """Slots so far apart that slot x stride passes 2^31 elements at slot 1 and 2^32 at slot 2, over sparse memory.
 
     Args:
-        d_state: columns.
+        d_state, head_dim: columns, and rows of a head.
         stride: elements between slots; the pool spans twice as many, of which only the slots themselves take memory.
     """
-    shape = Shape((3, 2), 2, 3, d_state)
+    shape = Shape((3, 2), 2, head_dim, d_state)
     problem = draw(12, shape, Options(spare=0))
     assert problem.state is not None
     inner = problem.state.shape[1:]

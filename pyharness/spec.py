@@ -36,7 +36,15 @@ TARGETS = ("sm_75", "sm_80", "sm_86", "sm_89", "sm_90", "sm_90a", "sm_100", "sm_
 PORTABLE_SHARED = 99 * 1024
 MAX_GRID_X = 2**31 - 1
 
-_PARTS = (("n", "d_state"), ("p", "head_dim"), ("l", "lanes"), ("r", "rows"), ("w", "warps"), ("c", "chunk"), ("t", "segments"))
+_PARTS = (
+    ("n", "d_state"),
+    ("p", "head_dim"),
+    ("l", "lanes"),
+    ("r", "rows"),
+    ("w", "warps"),
+    ("c", "chunk"),
+    ("t", "segments"),
+)
 
 
 def power_of_two_at_least(value: int) -> int:
