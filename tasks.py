@@ -164,7 +164,7 @@ def vet(
         "family": "the family whose table is measured",
         "kernels": "further kernel ids, comma-separated",
         "points": "measure these points, comma-separated, and keep the other stored rows",
-        "peers": "also time other packages' decode kernels, where they are installed",
+        "peers": "also time other packages' kernels, where they are installed",
         "device": "number of the GPU",
         "readme": "measure nothing: bring README.md (figures, sample listing) and the selection table in line",
         "json": "print JSON",

@@ -48,7 +48,7 @@ class Errors:
     """Errors of a result.
 
     Attributes:
-        y, state: ||out - oracle|| / scale of the head of a sequence (y) or of a stored slot (state) that has the largest
+        y, state: ||out - oracle|| / scale of the head of a sequence (y) or stored slot (state) that has the largest
             share of what it is allowed, after one unit in the last place of the storage type is taken off each element
             where that type has fewer bits than f32; the scale is the module's. 0 where nothing was stored to.
         y_bound, state_bound: what those two heads are allowed.
@@ -182,7 +182,7 @@ def compare(result: ScanResult, problem: ScanProblem, truth: OracleResult | None
 
 @dataclass(frozen=True)
 class _Worst:
-    """The head with the largest share of its bound: its error, its bound and where it is, "" where none has an error."""
+    """The head with the largest share of its bound; nowhere ("") if none has an error."""
 
     error: float
     bound: float
@@ -206,8 +206,8 @@ class _Groups:
 
     def above(self, bounds: Float64) -> NDArray[np.bool_]:
         """Which names have a head above its bound."""
-        loud: NDArray[np.bool_] = (self.ratios > bounds).any(axis=-1)
-        return loud
+        largest: Float64 = (self.ratios / bounds).max(axis=-1, initial=0.0)
+        return largest > 1.0
 
     def widened(self, terms: dict[int, Float64]) -> _Groups:
         """The same with scales of at least the norms of the terms, [heads] by name; other names keep theirs."""

@@ -33,10 +33,10 @@ from pyharness.ceilings import RANGE_TILE, Ceilings
 from pyharness.compare import Errors
 from pyharness.device import Device, Graph, Memory, get, graphs_available, image_target
 from pyharness.errors import DeviceError, NoKernel, SsmError
-from pyharness.families import RecurrentSpec, UpdateSpec
+from pyharness.families import RecurrentSpec, SsdSpec, UpdateSpec
 from pyharness.report import is_peer, listing, stored_path
 from pyharness.spec import KernelSpec, parse_id
-from pyharness.workload import DECODE, POINTS, Point, Workload, point_named
+from pyharness.workload import DECODE, POINTS, PREFILL, Norms, Point, Workload, point_named
 
 PROTOCOL = (
     "CUDA graph of at least max(20, K) calls over K disjoint slot sets (prefill: whole problems) that hold at least 3x "
@@ -44,11 +44,20 @@ PROTOCOL = (
     "the float64 oracle first"
 )
 #: The families that have a table, and its points.
-TABLES: dict[str, tuple[Point, ...]] = {RecurrentSpec.family: POINTS, UpdateSpec.family: DECODE}
+TABLES: dict[str, tuple[Point, ...]] = {
+    RecurrentSpec.family: POINTS,
+    UpdateSpec.family: DECODE,
+    SsdSpec.family: PREFILL,
+}
 #: So many of a decode point's fastest kernels are timed once more with the sequences in the order of their slots.
 _ASCENDING = 3
 #: FP32 instructions of a state element and token: d B x, the state's fmaf and y's fmaf; d x and the decay are shared.
 FMAS_PER_ELEMENT = 3
+#: FLOP of products a state element and token, whatever the chunk: C . S and x^T . B, a multiplication and an addition
+#: each. What the tokens of a chunk have of each other comes on top.
+PRODUCT_FLOPS_PER_ELEMENT = 4
+#: Matrix operands that an io is multiplied as at the highest rate; f32 with few bits, as `tf32` does.
+_PRODUCT_OPERAND = {"f32": "tf32", "bf16": "bf16", "f16": "bf16"}
 _FMA_ROUNDS = 256
 #: Replays before the first round go on for this long: an idle GPU takes a while to raise its clocks.
 _WARM_UP_US = 20_000.0
@@ -117,7 +126,7 @@ def time_kernel(
     image: toolchain.Image | None,
     protocol: Protocol,
     ascending: bool = False,
-) -> tuple[Timing, Errors]:
+) -> tuple[Timing, Errors, Norms]:
     """Hold a kernel against the oracle, then time it; `ascending` visits the sequences in the order of their slots.
 
     Raises:
@@ -130,16 +139,18 @@ def time_kernel(
     def call(index: int) -> None:
         kernel.launch(plan, arguments[index])
 
-    errors = workload.check(call, spec.id)
-    return time_calls(workload.device, call, workload.sets, protocol), errors
+    errors, norms = workload.check(call, spec.id)
+    return time_calls(workload.device, call, workload.sets, protocol), errors, norms
 
 
-def time_ceilings(workload: Workload, kernels: Ceilings, protocol: Protocol) -> dict[str, float]:
+def time_ceilings(
+    workload: Workload, kernels: Ceilings, protocol: Protocol, products: bool = False
+) -> dict[str, float]:
     """Microseconds of each ceiling of a point, and "us", the one that binds.
 
     Decode reads and writes its states: "slots" in the order of the sequences, "ascending" in the order of the slots,
     "contiguous" in one range. Prefill moves its bytes ("bytes", a copy that reads and writes as many) and issues its
-    FMAs ("fma").
+    FMAs ("fma") or, where `products` says so, multiplies matrices on tensor cores ("products").
     """
     p, device = workload.point, workload.device
     if p.job == "decode":
@@ -167,6 +178,13 @@ def time_ceilings(workload: Workload, kernels: Ceilings, protocol: Protocol) -> 
     moved = time_calls(device, copy, workload.sets, protocol).median
     memory.free()
     out = Memory(device, kernels.fma_bytes)
+    if products:
+        operand = _PRODUCT_OPERAND[p.io]
+        issued = time_calls(device, lambda _: kernels.products(out, _FMA_ROUNDS, operand), 1, protocol).median
+        out.free()
+        flops = PRODUCT_FLOPS_PER_ELEMENT * p.updates
+        multiplied = issued * flops / kernels.product_flops(_FMA_ROUNDS, operand)
+        return {"bytes": moved, "products": multiplied, "us": max(moved, multiplied)}
     issued = time_calls(device, lambda _: kernels.fma(out, _FMA_ROUNDS), 1, protocol).median
     out.free()
     fma = issued * FMAS_PER_ELEMENT * p.updates / kernels.fmas(_FMA_ROUNDS)
@@ -179,8 +197,16 @@ def takes(spec: KernelSpec, point: Point) -> bool:
 
 
 def default_kernels(point: Point, family: str = RecurrentSpec.family) -> list[str]:
-    """The catalogue's kernels of a family that run a point: of `recurrent` at d_state 128 in f32, every layout."""
-    return [spec.id for spec in CATALOGUE if spec.family == family and takes(spec, point)]
+    """The catalogue's kernels of a family that run a point: of `recurrent` at d_state 128 in f32, every layout.
+
+    Beside those of `ssd` stand the kernels of `recurrent` that are made for prompts.
+    """
+    own = [spec.id for spec in CATALOGUE if spec.family == family and takes(spec, point)]
+    return own + [spec.id for spec in CATALOGUE if family == SsdSpec.family and _is_rival(spec) and takes(spec, point)]
+
+
+def _is_rival(spec: KernelSpec) -> bool:
+    return isinstance(spec, RecurrentSpec) and spec.layout == "tiled" and not spec.few_tokens
 
 
 def _compile(ids: Sequence[str], device: Device) -> tuple[dict[str, toolchain.Image], dict[str, str]]:
@@ -216,12 +242,12 @@ def measure(
         progress: told before each step.
         ascending: so many of each point's fastest kernels are timed once more with a sequence_order that visits the
             slots in ascending order; "order" of such a row is "ascending".
-        peers: time other packages' decode kernels too; "peer" of such a row is true.
+        peers: time other packages' kernels too; "peer" of such a row is true.
 
     Returns:
         A row a kernel and point, in order: "kernel", "point", "spec", "image", "us", "ceilings", "ratio", "error"
-        (the larger of both over what is allowed), or "kernel", "point" and "failed" with the reason. A peer's row has
-        "error_of_y", ||y - oracle|| / ||oracle||, in place of "spec", "image" and "error".
+        (the larger of both over what is allowed), "error_of_y" and "error_of_state" (||out - oracle|| / ||oracle|| over
+        all), or "kernel", "point" and "failed" with the reason. A peer's row lacks "spec", "image" and "error".
 
     Raises:
         DeviceError: there is no GPU, or the ceilings cannot be measured.
@@ -238,7 +264,8 @@ def measure(
             continue
         tell(f"{point.name} ceilings")
         workload = Workload(device, point)
-        ceilings = time_ceilings(workload, ceiling_kernels, protocol)
+        chunked = any(isinstance(parse_id(kernel), SsdSpec) for kernel in ids)
+        ceilings = time_ceilings(workload, ceiling_kernels, protocol, chunked)
         own = []
         for kernel in ids:
             tell(f"{point.name} {kernel}")
@@ -267,10 +294,10 @@ def _timed_row(
     try:
         if isinstance(image, str):
             raise DeviceError(image)
-        timing, errors = time_kernel(workload, parse_id(kernel), image, protocol, ascending=bool(order))
+        timing, errors, norms = time_kernel(workload, parse_id(kernel), image, protocol, ascending=bool(order))
     except SsmError as error:
         return row | {"failed": str(error)}
-    return row | _row(parse_id(kernel), image, timing, errors, ceilings)
+    return row | _row(parse_id(kernel), image, errors) | _figures(timing, ceilings, norms)
 
 
 def _peer_rows(
@@ -278,36 +305,36 @@ def _peer_rows(
 ) -> list[dict[str, Any]]:
     rows = []
     calls = graph_calls(workload.sets, protocol.calls)
-    for peer in peer_kernels.peers():
+    for peer in peer_kernels.peers(workload.point):
         tell(f"{workload.point.name} {peer.name}")
         row: dict[str, Any] = {"kernel": peer.name, "point": workload.point.name, "peer": True}
         try:
-            times, error = peer_kernels.time_peer(workload, peer, calls, protocol.replays, protocol.rounds, _WARM_UP_US)
+            times, norms = peer_kernels.time_peer(workload, peer, calls, protocol.replays, protocol.rounds, _WARM_UP_US)
         except Exception as reason:  # whatever another package raises is its reason, shown in its row
             row["failed"] = peer_kernels.reason(reason)
         else:
-            row |= _figures(Timing.of(times), ceilings) | {"error_of_y": float(f"{error:.2e}")}
+            row |= _figures(Timing.of(times), ceilings, norms)
         rows.append(row)
     return rows
 
 
-def _figures(timing: Timing, ceilings: Mapping[str, float]) -> dict[str, Any]:
+def _figures(timing: Timing, ceilings: Mapping[str, float], norms: Norms) -> dict[str, Any]:
     return {
         "us": {name: round(value, 3) for name, value in dataclasses.asdict(timing).items()},
         "ceilings": {name: round(value, 3) for name, value in ceilings.items()},
         "ratio": round(timing.median / ceilings["us"], 3),
+        "error_of_y": float(f"{norms.y:.2e}"),
+        "error_of_state": float(f"{norms.state:.2e}"),
     }
 
 
-def _row(
-    spec: KernelSpec, image: toolchain.Image, timing: Timing, errors: Errors, ceilings: Mapping[str, float]
-) -> dict[str, Any]:
+def _row(spec: KernelSpec, image: toolchain.Image, errors: Errors) -> dict[str, Any]:
     return {
         "spec": spec.fields(),
         "image": {"target": image.target, "sha256": image.sha256},
         "registers": toolchain.worst([image], "registers"),
         "error": round(errors.share, 3),
-    } | _figures(timing, ceilings)
+    }
 
 
 def bench(
@@ -334,7 +361,7 @@ def bench(
         path: where to store; by default generated/bench/<device>/<family>.json.
         ordinal: the GPU.
         progress: told before each step.
-        peers: also time other packages' decode kernels; of one that does not run the reason is stored.
+        peers: also time other packages' kernels; of one that does not run the reason is stored.
 
     Returns:
         What was stored.
@@ -445,7 +472,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     one.add_argument(
         "--points", default="", help="measure these points, comma-separated, and keep the other stored rows"
     )
-    one.add_argument("--peers", action="store_true", help="other packages' decode kernels too")
+    one.add_argument("--peers", action="store_true", help="other packages' kernels too")
     one.add_argument("--only", default="", help="measure these ids, comma-separated, and keep the other stored rows")
     two.add_argument("--points", default=",".join(p.name for p in POINTS if p.io == "f32"))
     two.add_argument("--full", action="store_true", help="the full protocol")

@@ -46,13 +46,13 @@ def stored(suite: str, folder: Path = BENCH) -> list[dict[str, Any]]:
 
 
 def readme_table(suite: str, folder: Path = BENCH) -> str:
-    """The stored figures of a suite as Markdown: tables of a line a kernel (of `update`: of a line a point), beside the
-    ceilings, and what they say.
+    """The stored figures of a suite as Markdown: tables of a line a kernel (of `update` and `ssd`: of a line a point),
+    beside the ceilings, and what they say.
 
     Raises:
         SsmError: nothing is stored.
     """
-    table_of = _decode_table if suite == "update" else _device_table
+    table_of = {"update": _decode_table, "ssd": _prefill_table}.get(suite, _device_table)
     return "\n\n".join(table_of(document) for document in stored(suite, folder))
 
 
@@ -79,27 +79,35 @@ def _decode_table(document: Mapping[str, Any]) -> str:
     )
     lines = ["| " + " | ".join(head) + " |", "| --- |" + " ---: |" * 5 + " --- | ---: | ---: | --- |"]
     for name, point in document["points"].items():
-        rows = [row for row in document["rows"] if row["point"] == name and "us" in row]
-        lines.append("| " + " | ".join(_decode_cells(point, rows)) + " |")
+        lines.append("| " + " | ".join(_decode_cells(point, _timed_at(document, name))) + " |")
+    return "\n\n".join([_wrapped(prose), "\n".join(lines), *_not_run(document)])
+
+
+def _timed_at(document: Mapping[str, Any], point: str) -> list[Mapping[str, Any]]:
+    return [row for row in document["rows"] if row["point"] == point and "us" in row]
+
+
+def _not_run(document: Mapping[str, Any]) -> list[str]:
+    """Why kernels that were timed nowhere were not."""
     ran = {row["kernel"] for row in document["rows"] if "us" in row}
     missing = {row["kernel"]: row["failed"] for row in document["rows"] if "failed" in row and row["kernel"] not in ran}
-    notes = [_wrapped(f"Not run at any point: {kernel}: {why}") for kernel, why in missing.items()]
-    return "\n\n".join([_wrapped(prose), "\n".join(lines), *notes])
+    return [_wrapped(f"Not run at any point: {kernel}: {why}") for kernel, why in missing.items()]
+
+
+def _fastest(rows: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
+    return min(rows, key=lambda row: row["us"]["median"], default=None)
 
 
 def _decode_cells(point: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    def best(found: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
-        return min(found, key=lambda row: row["us"]["median"], default=None)
-
     def figure(row: Mapping[str, Any] | None, ceiling: str = "slots") -> str:
         if row is None:
             return "-"
         us = row["us"]["median"]
         return f"{us:.2f} ({us / row['ceilings'][ceiling]:.2f}x)"
 
-    ours = best([row for row in rows if not is_peer(row) and "order" not in row])
-    ascending = best([row for row in rows if "order" in row])
-    peer = best([row for row in rows if is_peer(row)])
+    ours = _fastest([row for row in rows if not is_peer(row) and "order" not in row])
+    ascending = _fastest([row for row in rows if "order" in row])
+    peer = _fastest([row for row in rows if is_peer(row)])
     sizes = f"{point['heads']} heads x {point['head_dim']} x {point['d_state']}"
     state_bytes = math.prod(point[size] for size in ("sequences", "heads", "head_dim", "d_state"))
     mib = state_bytes * DTYPE_BYTES[point["state"]] / 2**20
@@ -112,6 +120,62 @@ def _decode_cells(point: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -
         figure(ascending, "contiguous"),
         figure(peer),
         str(peer["kernel"]) if peer else "-",
+    ]
+
+
+#: How the cells of the table of prompts name ceilings.
+_PREFILL_CEILINGS = {"bytes": "bytes", "products": "products"}
+#: Of f32 operands: a line each.
+_PRECISIONS = ("split", "tf32")
+
+
+def _prefill_table(document: Mapping[str, Any]) -> str:
+    """A line a point and precision: the ceilings, the best of `ssd`, of `recurrent` and of the peers, and errors."""
+    head = ("prefill", *_PREFILL_CEILINGS, "ours", "kernel", "`recurrent`", "best peer", "peer / ours", "y", "state")
+    prose = (
+        f"{_title(document)}. Microseconds of one call whose data are cold, final states written. Two ceilings: the "
+        "bytes that must move, as a copy, and C . S and x^T . B of every state element and token at the rate of matrix "
+        "products measured in the same run; in brackets the time as a multiple of the higher. y and state are the "
+        "errors against the float64 oracle in relative norm, ours / the peer's."
+    )
+    lines = ["| " + " | ".join(head) + " |", "| --- | ---: | ---: | ---: | --- |" + " ---: |" * 5]
+    for name, point in document["points"].items():
+        rows = _timed_at(document, name)
+        for precision in _PRECISIONS if point["io"] == "f32" else ("",):
+            cells = _prefill_cells(point, rows, precision)
+            if cells:
+                lines.append("| " + " | ".join(cells) + " |")
+    return "\n\n".join([_wrapped(prose), "\n".join(lines), *_not_run(document)])
+
+
+def _prefill_cells(point: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], precision: str) -> list[str]:
+    """One line of the table, or nothing where no kernel of that precision was timed."""
+    own = [(row, parse_id(row["kernel"])) for row in rows if not is_peer(row)]
+    ours = _fastest([row for row, spec in own if spec.family == "ssd" and getattr(spec, "precision", "") == precision])
+    if ours is None:
+        return []
+    recurrent = _fastest([row for row, spec in own if spec.family == "recurrent"])
+    peer = _fastest([row for row in rows if is_peer(row)])
+
+    def us(row: Mapping[str, Any] | None) -> str:
+        return f"{row['us']['median']:.1f}" if row else "-"
+
+    def errors(kind: str) -> str:
+        return " / ".join(f"{row[kind]:.1e}" for row in (ours, peer) if row)
+
+    lengths = point.get("lengths") or ()
+    many = f"{point['sequences']} x {f'{min(lengths)}..' if lengths else ''}{point['tokens']}"
+    sizes = f"{point['heads']} heads x {point['head_dim']} x {point['d_state']}, {point['groups']} groups"
+    return [
+        f"{many}, {sizes}, {point['io']}",
+        *(f"{ours['ceilings'][kind]:.1f}" for kind in _PREFILL_CEILINGS),
+        f"{us(ours)} ({ours['ratio']:.2f}x)",
+        f"`{ours['kernel']}`",
+        us(recurrent),
+        f"{us(peer)} ({peer['kernel']})" if peer else "-",
+        f"{peer['us']['median'] / ours['us']['median']:.2f}" if peer else "-",
+        errors("error_of_y"),
+        errors("error_of_state"),
     ]
 
 
@@ -209,6 +273,7 @@ _CEILINGS = {
     "contiguous": "the same bytes in one range",
     "bytes": "the bytes that must move, as a copy",
     "fma": "three FP32 instructions a state element and token",
+    "products": "two matrix products a state element and token",
 }
 
 
@@ -298,6 +363,8 @@ def listing(rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
 def _note(row: Mapping[str, Any]) -> str:
     if "failed" in row:
         return " ".join(row["failed"].split())[:160]
+    kinds = [(kind, row[f"error_of_{kind}"]) for kind in ("y", "state") if f"error_of_{kind}" in row]
+    norms = ", ".join(f"relative error of {kind} {value:.1e}" for kind, value in kinds)
     if is_peer(row):
-        return f"relative error of y {row['error_of_y']:.1e}"
-    return f"error {row['error']:.2f} of what is allowed"
+        return norms
+    return ", ".join([f"error {row['error']:.2f} of what is allowed", *([norms] if norms else [])])

@@ -57,8 +57,8 @@ class Geometry:
     """The sizes of a problem that decide a launch: upper bounds where a plan serves smaller batches.
 
     `longest` is the tokens of the longest sequence that is not padding, or -1 where a plan does not know it.
-    `per_column_a` says that A is [heads, d_state]. `checkpoint_step` divides every number of tokens behind which, before
-    a sequence's end, a checkpoint is stored: 0 where there are none.
+    `per_column_a` says that A is [heads, d_state]. `checkpoint_step` divides every number of tokens behind which,
+    before a sequence's end, a checkpoint is stored: 0 where there are none.
     """
 
     tokens: int

@@ -52,7 +52,7 @@ def assert_right(problem: ScanProblem, spec: SsdSpec) -> ScanResult:
 
 
 def shape_of(spec: SsdSpec, lengths: tuple[int, ...], heads: int = 0, groups: int = 1) -> Shape:
-    """A shape that the kernel takes; by default the heads of a block in each group and one more: one block is not full."""
+    """A shape that the kernel takes, by default with one head more in each group than blocks hold: one is not full."""
     return Shape(lengths, heads or groups * (spec.heads + 1), spec.head_dim, spec.d_state, groups)
 
 
@@ -350,9 +350,9 @@ def test_copies_by_vectors_and_by_elements_give_the_same_bits(spec: SsdSpec) -> 
 
 
 def test_stochastic_rounding_of_the_stored_state() -> None:
-    """One token with d = 1 makes the state B x, which is exact in f32: 400 sequences of it are stored in 400 slots. Each
-    store is a neighbour of the exact value, the mean error is none within three standard errors, and a step later the
-    draws are others.
+    """One token with d = 1 makes the state B x, which is exact in f32: 400 sequences of it are stored in 400 slots.
+    Each store is a neighbour of the exact value, the mean error is none within three standard errors, and a step later
+    the draws are others.
     """
     spec = SIXTEEN_BIT_STATE
     problem = draw(
