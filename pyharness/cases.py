@@ -59,6 +59,7 @@ class Options:
         slots: "default" leaves slots out, "in place" reads and writes a shuffled list, "moved" writes other slots.
         discard, padding: every how many sequences one discards its state, or is padding; 0 is never.
         checkpoints: every how many tokens one is checkpointed; 0 is never.
+        by_sequence: checkpoints are counted from each sequence's own start, and every sequence has one at its end.
         order, key: draw a sequence_order, a rounding_key.
     """
 
@@ -83,6 +84,7 @@ class Options:
     discard: int = 0
     padding: int = 0
     checkpoints: int = 0
+    by_sequence: bool = False
     order: bool = False
     key: bool = False
 
@@ -172,7 +174,11 @@ def _pool(rng: Generator, shape: Shape, o: Options) -> dict[str, Any]:
     fresh = {"none": np.zeros(sequences), "all": np.ones(sequences)}.get(o.fresh, rng.integers(0, 2, sequences)) != 0
     marked = np.zeros(shape.tokens, np.bool_)
     if o.checkpoints:
-        marked[o.checkpoints - 1 :: o.checkpoints] = True
+        if o.by_sequence:
+            behind = np.concatenate([np.arange(1, length + 1) for length in shape.lengths])
+            marked[:] = (behind % o.checkpoints == 0) | (behind == np.repeat(shape.lengths, shape.lengths))
+        else:
+            marked[o.checkpoints - 1 :: o.checkpoints] = True
         marked &= ~np.repeat(padding, shape.lengths)
     slots = 2 * sequences + int(marked.sum()) + o.spare
     inner = (shape.heads, shape.head_dim, shape.d_state)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pyharness.families import RecurrentSpec, SelectiveSpec, UpdateSpec
+from pyharness.families import RecurrentSpec, SelectiveSpec, SsdSpec, UpdateSpec
 from pyharness.families.recurrent import LAYOUTS
 from pyharness.spec import KernelSpec
 
@@ -51,4 +51,24 @@ _SELECTIVE: tuple[KernelSpec, ...] = (
     SelectiveSpec(d_state=_MAMBA1, io="bf16", chunk=1, sequences=1),
 )
 
-CATALOGUE: tuple[KernelSpec, ...] = _RECURRENT + _UPDATE + _SELECTIVE
+_SSD: tuple[KernelSpec, ...] = (
+    # Hopper: two heads a block, each in two warp groups; whole, for many sequences, and cut in time, for few.
+    *(
+        SsdSpec(d_state=n, io="bf16", warps=16, segments=segments, exact="sm_90a")
+        for n in (_MEASURED, 64)
+        for segments in (1, 4)
+    ),
+    SsdSpec(d_state=_MEASURED, io="f16", warps=16, segments=4, exact="sm_90a"),
+    # Portable: within 99 KiB of shared memory, but for the large blocks of sm_90 and sm_100.
+    *(SsdSpec(d_state=_MEASURED, io="bf16", rows=16, warps=4, segments=segments) for segments in (1, 8)),
+    SsdSpec(d_state=_MEASURED, io="bf16", rows=32, warps=8, segments=8),
+    SsdSpec(d_state=_MEASURED, io="f16", rows=16, warps=4, segments=8),
+    SsdSpec(d_state=64, io="bf16", rows=16, warps=4, segments=8),
+    *(SsdSpec(d_state=_MEASURED, head_dim=80, io="bf16", rows=16, warps=5, segments=segments) for segments in (1, 8)),
+    SsdSpec(d_state=256, head_dim=128, io="bf16", rows=16, warps=8, chunk=32, segments=8),
+    # f32, as sums of two bf16 operands and rounded to tf32.
+    *(SsdSpec(d_state=_MEASURED, rows=16, warps=4, chunk=chunk, segments=8) for chunk in (32, 64)),
+    SsdSpec(d_state=_MEASURED, rows=16, warps=4, chunk=32, segments=8, precision="tf32"),
+)
+
+CATALOGUE: tuple[KernelSpec, ...] = _RECURRENT + _UPDATE + _SELECTIVE + _SSD

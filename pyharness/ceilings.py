@@ -13,6 +13,9 @@ SOURCE = toolchain.ROOT / "templates" / "kernels" / "ceiling.cu"
 #: A block of `ceiling_slots` covers this many bytes of a slot; one of the others this many of its range.
 SLOT_TILE = 2 * 4 * 128 * 4
 RANGE_TILE = 256 * 4 * 16
+#: Of `ceiling_products_*`: blocks a multiprocessor, threads of a block, products of a round, and their inner dimension.
+_PRODUCT_BLOCKS, _PRODUCT_THREADS, _PRODUCT_STEPS = 2, 256, 16
+_PRODUCT_DEPTH = {"bf16": 16, "tf32": 8}
 _FMA_THREADS, _FMA_CHAINS, _FMA_REPEATS = 256, 16, 16
 #: Multiplying by -1 changes every value and never reaches zero or infinity.
 _FACTOR = -1.0
@@ -28,7 +31,9 @@ class Ceilings:
 
     def __init__(self, device: Device) -> None:
         self._device = device
-        job = toolchain.Job("ceiling", SOURCE.read_text(encoding="utf-8"), device.target, toolchain.flags("recurrent"))
+        # Warp group products have their full rate only in code for the exact target.
+        target = "sm_90a" if device.target == "sm_90" else device.target
+        job = toolchain.Job("ceiling", SOURCE.read_text(encoding="utf-8"), target, toolchain.flags("recurrent"))
         image = toolchain.compile_cached(job, toolchain.find_compiler())
         module = device.module(image.data)
         self._entries = {symbol: Entry(device, module, symbol) for symbol in image.usage}
@@ -59,6 +64,23 @@ class Ceilings:
         """Issue as many exponentials as `fma` issues FMAs; `out` has `fma_bytes` bytes."""
         arguments = struct.pack("<Qi", out.address, rounds)
         self._entries["ceiling_exp"].launch((self._fma_blocks, 1, 1), (_FMA_THREADS, 1, 1), arguments)
+
+    def products(self, out: Memory, rounds: int, operand: str) -> None:
+        """Multiply matrices of bf16 or tf32: `product_flops(rounds, operand)`; `out` has `fma_bytes` bytes.
+
+        Raises:
+            DeviceError: the device has no such products.
+        """
+        symbol = f"ceiling_products_{operand}"
+        if symbol not in self._entries:
+            raise DeviceError(f"{self._device.name} ({self._device.target}) has no products of {operand}")
+        grid = (_PRODUCT_BLOCKS * self._device.multiprocessors, 1, 1)
+        self._entries[symbol].launch(grid, (_PRODUCT_THREADS, 1, 1), struct.pack("<Qi", out.address, rounds))
+
+    def product_flops(self, rounds: int, operand: str) -> int:
+        """Multiplications and additions of one call of `products`."""
+        warps = _PRODUCT_BLOCKS * self._device.multiprocessors * _PRODUCT_THREADS // 32
+        return 2 * warps * 16 * 128 * _PRODUCT_DEPTH[operand] * _PRODUCT_STEPS * rounds
 
     @property
     def fma_bytes(self) -> int:

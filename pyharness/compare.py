@@ -29,6 +29,7 @@ from numpy.typing import NDArray
 from pyharness.oracle import OracleResult, gate, initial_state, oracle, rounded, step_sizes
 from pyharness.problem import ScanProblem
 from pyharness.scan import ScanResult
+from pyharness.spec import parse_id
 
 Float64 = NDArray[np.float64]
 
@@ -100,6 +101,11 @@ def f32_bounds(problem: ScanProblem) -> Float64:
     return F32_BOUND + F32_PER_TOKEN * remembered
 
 
+def _operand_error(result: ScanResult) -> float:
+    """What the kernel's operands are allowed beyond f32 arithmetic: of tensor cores alone more than 0."""
+    return 0.0 if result.kernel == "oracle" else parse_id(result.kernel).operand_error
+
+
 def unit_in_last_place(values: Float64, dtype: str) -> Float64:
     """Spacing of a float type at values, each rounded to that type first."""
     nearest = rounded(values, dtype).astype(np.float64)
@@ -153,13 +159,13 @@ def compare(result: ScanResult, problem: ScanProblem, truth: OracleResult | None
     truth = oracle(problem) if truth is None else truth
     faults = _shape_faults(result, problem)
     if faults:
-        bound = float(f32_bounds(problem).max())
+        bound = float(f32_bounds(problem).max()) + _operand_error(result)
         return Errors(math.inf, math.inf, bound, bound, tuple(faults))
     dead = result.y[~problem.live_tokens]
     if dead.size and (dead.astype(np.float32) != 0).any():
         faults.append("y must be 0 at padding and past the last offset, found other values")
     faults += _kept_faults(result, problem)
-    bounds = f32_bounds(problem)
+    bounds = f32_bounds(problem) + _operand_error(result)
     y, state = _y_errors(result, problem, truth), _state_errors(result, problem, truth)
     loud = {int(s) for s in y.names[y.above(bounds)]}
     if state.above(bounds).any():

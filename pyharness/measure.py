@@ -33,10 +33,10 @@ from pyharness.ceilings import RANGE_TILE, Ceilings
 from pyharness.compare import Errors
 from pyharness.device import Device, Graph, Memory, get, graphs_available, image_target
 from pyharness.errors import DeviceError, NoKernel, SsmError
-from pyharness.families import RecurrentSpec, SelectiveSpec, UpdateSpec
+from pyharness.families import RecurrentSpec, SelectiveSpec, SsdSpec, UpdateSpec
 from pyharness.report import is_peer, listing, stored_path
 from pyharness.spec import KernelSpec, parse_id
-from pyharness.workload import DECODE, MAMBA1, POINTS, Point, Workload, point_named
+from pyharness.workload import DECODE, MAMBA1, POINTS, PREFILL, Norms, Point, Workload, point_named
 
 PROTOCOL = (
     "CUDA graph of at least max(20, K) calls over K disjoint slot sets (prefill: whole problems) that hold at least 3x "
@@ -48,6 +48,7 @@ TABLES: dict[str, tuple[Point, ...]] = {
     RecurrentSpec.family: POINTS,
     UpdateSpec.family: DECODE,
     SelectiveSpec.family: MAMBA1,
+    SsdSpec.family: PREFILL,
 }
 #: So many of a decode point's fastest kernels are timed once more with the sequences in the order of their slots.
 _ASCENDING = 3
@@ -55,6 +56,11 @@ _ASCENDING = 3
 FMAS_PER_ELEMENT = 3
 #: Of Mamba-1, whose exponent d A is of its own for each element.
 FMAS_PER_MAMBA1_ELEMENT = 4
+#: FLOP of products a state element and token, whatever the chunk: C . S and x^T . B, a multiplication and an addition
+#: each. What the tokens of a chunk have of each other comes on top.
+PRODUCT_FLOPS_PER_ELEMENT = 4
+#: Matrix operands that an io is multiplied as at the highest rate; f32 with few bits, as `tf32` does.
+_PRODUCT_OPERAND = {"f32": "tf32", "bf16": "bf16", "f16": "bf16"}
 _FMA_ROUNDS = 256
 #: Replays before the first round go on for this long: an idle GPU takes a while to raise its clocks.
 _WARM_UP_US = 20_000.0
@@ -123,7 +129,7 @@ def time_kernel(
     image: toolchain.Image | None,
     protocol: Protocol,
     ascending: bool = False,
-) -> tuple[Timing, Errors]:
+) -> tuple[Timing, Errors, Norms]:
     """Hold a kernel against the oracle, then time it; `ascending` visits the sequences in the order of their slots.
 
     Raises:
@@ -136,18 +142,20 @@ def time_kernel(
     def call(index: int) -> None:
         kernel.launch(plan, arguments[index])
 
-    errors = workload.check(call, spec.id)
-    return time_calls(workload.device, call, workload.sets, protocol), errors
+    errors, norms = workload.check(call, spec.id)
+    return time_calls(workload.device, call, workload.sets, protocol), errors, norms
 
 
-def time_ceilings(workload: Workload, kernels: Ceilings, protocol: Protocol) -> dict[str, float]:
+def time_ceilings(
+    workload: Workload, kernels: Ceilings, protocol: Protocol, products: bool = False
+) -> dict[str, float]:
     """Microseconds of each ceiling of a point, and "us", the one that binds.
 
     Decode reads and writes its states: "slots" in the order of the sequences, "ascending" in the order of the slots,
     "contiguous" in one range. Of Mamba-1, whose channels have few columns, what else must move counts: "moved" reads
     and writes one range of as many bytes as inputs, y and states have together. Prefill moves its bytes ("bytes", a
-    copy that reads and writes as many) and issues its FMAs ("fma"); Mamba-1 has an exponential for each state element
-    and token ("exp").
+    copy that reads and writes as many) and issues its FMAs ("fma") or, where `products` says so, multiplies matrices on
+    tensor cores ("products"); Mamba-1 has an exponential for each state element and token ("exp").
     """
     p, device = workload.point, workload.device
     half = -(-p.moved_bytes // (2 * RANGE_TILE)) * RANGE_TILE
@@ -179,6 +187,13 @@ def time_ceilings(workload: Workload, kernels: Ceilings, protocol: Protocol) -> 
     moved = time_calls(device, copy, workload.sets, protocol).median
     memory.free()
     out = Memory(device, kernels.fma_bytes)
+    if products:
+        operand = _PRODUCT_OPERAND[p.io]
+        issued = time_calls(device, lambda _: kernels.products(out, _FMA_ROUNDS, operand), 1, protocol).median
+        out.free()
+        flops = PRODUCT_FLOPS_PER_ELEMENT * p.updates
+        multiplied = issued * flops / kernels.product_flops(_FMA_ROUNDS, operand)
+        return {"bytes": moved, "products": multiplied, "us": max(moved, multiplied)}
     issued = time_calls(device, lambda _: kernels.fma(out, _FMA_ROUNDS), 1, protocol).median
     fmas = (FMAS_PER_MAMBA1_ELEMENT if p.mamba1 else FMAS_PER_ELEMENT) * p.updates
     found = {"bytes": moved, "fma": issued * fmas / kernels.fmas(_FMA_ROUNDS)}
@@ -208,8 +223,16 @@ def takes(spec: KernelSpec, point: Point) -> bool:
 
 
 def default_kernels(point: Point, family: str = RecurrentSpec.family) -> list[str]:
-    """The catalogue's kernels of a family that run a point: of `recurrent` at d_state 128 in f32, every layout."""
-    return [spec.id for spec in CATALOGUE if spec.family == family and takes(spec, point)]
+    """The catalogue's kernels of a family that run a point: of `recurrent` at d_state 128 in f32, every layout.
+
+    Beside those of `ssd` stand the kernels of `recurrent` that are made for prompts.
+    """
+    own = [spec.id for spec in CATALOGUE if spec.family == family and takes(spec, point)]
+    return own + [spec.id for spec in CATALOGUE if family == SsdSpec.family and _is_rival(spec) and takes(spec, point)]
+
+
+def _is_rival(spec: KernelSpec) -> bool:
+    return isinstance(spec, RecurrentSpec) and spec.layout == "tiled" and not spec.few_tokens
 
 
 def _compile(ids: Sequence[str], device: Device) -> tuple[dict[str, toolchain.Image], dict[str, str]]:
@@ -249,8 +272,8 @@ def measure(
 
     Returns:
         A row a kernel and point, in order: "kernel", "point", "spec", "image", "us", "ceilings", "ratio", "error"
-        (the larger of both over what is allowed), or "kernel", "point" and "failed" with the reason. A peer's row has
-        "error_of_y", ||y - oracle|| / ||oracle||, in place of "spec", "image" and "error".
+        (the larger of both over what is allowed), "error_of_y" and "error_of_state" (||out - oracle|| / ||oracle|| over
+        all), or "kernel", "point" and "failed" with the reason. A peer's row lacks "spec", "image" and "error".
 
     Raises:
         DeviceError: there is no GPU, or the ceilings cannot be measured.
@@ -267,7 +290,8 @@ def measure(
             continue
         tell(f"{point.name} ceilings")
         workload = Workload(device, point)
-        ceilings = time_ceilings(workload, ceiling_kernels, protocol)
+        chunked = any(isinstance(parse_id(kernel), SsdSpec) for kernel in ids)
+        ceilings = time_ceilings(workload, ceiling_kernels, protocol, chunked)
         own = []
         for kernel in ids:
             tell(f"{point.name} {kernel}")
@@ -296,10 +320,10 @@ def _timed_row(
     try:
         if isinstance(image, str):
             raise DeviceError(image)
-        timing, errors = time_kernel(workload, parse_id(kernel), image, protocol, ascending=bool(order))
+        timing, errors, norms = time_kernel(workload, parse_id(kernel), image, protocol, ascending=bool(order))
     except SsmError as error:
         return row | {"failed": str(error)}
-    return row | _row(parse_id(kernel), image, timing, errors, ceilings)
+    return row | _row(parse_id(kernel), image, errors) | _figures(timing, ceilings, norms)
 
 
 def _peer_rows(
@@ -311,32 +335,32 @@ def _peer_rows(
         tell(f"{workload.point.name} {peer.name}")
         row: dict[str, Any] = {"kernel": peer.name, "point": workload.point.name, "peer": True}
         try:
-            times, error = peer_kernels.time_peer(workload, peer, calls, protocol.replays, protocol.rounds, _WARM_UP_US)
+            times, norms = peer_kernels.time_peer(workload, peer, calls, protocol.replays, protocol.rounds, _WARM_UP_US)
         except Exception as reason:  # whatever another package raises is its reason, shown in its row
             row["failed"] = peer_kernels.reason(reason)
         else:
-            row |= _figures(Timing.of(times), ceilings) | {"error_of_y": float(f"{error:.2e}")}
+            row |= _figures(Timing.of(times), ceilings, norms)
         rows.append(row)
     return rows
 
 
-def _figures(timing: Timing, ceilings: Mapping[str, float]) -> dict[str, Any]:
+def _figures(timing: Timing, ceilings: Mapping[str, float], norms: Norms) -> dict[str, Any]:
     return {
         "us": {name: round(value, 3) for name, value in dataclasses.asdict(timing).items()},
         "ceilings": {name: round(value, 3) for name, value in ceilings.items()},
         "ratio": round(timing.median / ceilings["us"], 3),
+        "error_of_y": float(f"{norms.y:.2e}"),
+        "error_of_state": float(f"{norms.state:.2e}"),
     }
 
 
-def _row(
-    spec: KernelSpec, image: toolchain.Image, timing: Timing, errors: Errors, ceilings: Mapping[str, float]
-) -> dict[str, Any]:
+def _row(spec: KernelSpec, image: toolchain.Image, errors: Errors) -> dict[str, Any]:
     return {
         "spec": spec.fields(),
         "image": {"target": image.target, "sha256": image.sha256},
         "registers": toolchain.worst([image], "registers"),
         "error": round(errors.share, 3),
-    } | _figures(timing, ceilings)
+    }
 
 
 def bench(

@@ -265,6 +265,8 @@ SUITES = (
     Suite("mamba-ssm chunk_state_varlen", _mamba_varlen),
 )
 #: Those of one call that goes on from stored states.
+#: Suites of chunked prefill.
+PREFILL_SUITES = tuple(each for each in SUITES if each.key.endswith(("ssd", "chunk_state_varlen")))
 DECODE_SUITES = tuple(each for each in SUITES if each.key.endswith("selective_state_update"))
 
 

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from pyharness.errors import DeviceError
-from pyharness.workload import Point, Workload
+from pyharness.workload import Norms, Point, Workload
 
 #: (BLOCK_SIZE_M, num_warps) of mamba-ssm's Triton kernel that are timed; the first is its own choice at the usual
 #: d_state.
@@ -32,6 +32,9 @@ FLASHINFER_ALGORITHMS = ("simple", "vertical")
 #: mamba-ssm's compiled scan of Mamba-1; who benches builds it from the package's source distribution.
 _SCAN_MODULE = "selective_scan_cuda"
 _TRITON_MODULE = "mamba_ssm.ops.triton.selective_state_update"
+#: Chunks of mamba-ssm's prefill that are timed, each after its own autotune.
+TRITON_CHUNKS = (128, 256)
+_MAMBA_PACKAGES = ("mamba_ssm", "mamba_ssm.ops", "mamba_ssm.ops.triton")
 _TORCH_TYPES = {"f32": "float32", "bf16": "bfloat16", "f16": "float16"}
 #: Most relative error of y: D and dt_bias may be 16-bit there. It tells a wrong call from a right one, no more.
 LOOSE_BOUND = 2e-2
@@ -40,7 +43,10 @@ _MESSAGE = 200
 
 @dataclass(frozen=True)
 class Peer:
-    """One kernel of another package: its name in tables, and from the tensors of a set to a call of it."""
+    """One kernel of another package: its name in tables, and from the tensors of a set to a call of it.
+
+    A call returns y, or y and the final states where the kernel does not store them to the pool.
+    """
 
     name: str
     prepare: Callable[[Workload], Callable[[int], Any]]
@@ -53,6 +59,10 @@ def peers(point: Point) -> Iterator[Peer]:
     """
     if point.mamba1 and point.job == "prefill":
         yield Peer("mamba-ssm selective_scan", _selective_scan)
+        return
+    if point.job == "prefill":
+        for chunk in TRITON_CHUNKS:
+            yield Peer(f"mamba-ssm chunk_scan {chunk}", functools.partial(_chunk_scan, chunk=chunk))
         return
     for rows, warps in TRITON_CHANNELS if point.mamba1 else TRITON_CONFIGURATIONS:
         yield Peer(f"mamba-ssm triton ({rows}, {warps})", functools.partial(_triton, rows=rows, warps=warps))
@@ -83,10 +93,10 @@ def _torch() -> Any:
 def tensors(workload: Workload, k: int) -> dict[str, Any]:
     """Set k of a workload as torch tensors over the same memory.
 
-    x, y and z, where the point has one, are [sequences, tokens, heads, head_dim]; dt, A, D, dt_bias are broadcast to
-    the shapes that peers take, with strides of 0; B, C are [sequences, tokens, groups, d_state]; state is the whole
-    pool; slots are i32 [sequences]. The channels of Mamba-1 are the rows of one head a group, each with values of its
-    own.
+    x, y and z, where the point has one, are [sequences, tokens, heads, head_dim], of sequences that differ in length
+    [1, tokens, ...]; dt, A, D, dt_bias are broadcast to the shapes that decode takes, with strides of 0 (dt_of_head,
+    A_of_head are not); B, C are [sequences, tokens, groups, d_state]; state is the whole pool; slots are i32
+    [sequences]. The channels of Mamba-1 are the rows of one head a group, each with values of its own.
 
     Raises:
         DeviceError: torch is missing, or the point has a type that peers do not have.
@@ -107,7 +117,8 @@ def tensors(workload: Workload, k: int) -> dict[str, Any]:
         size = int(np.prod(inner))
         whole = flat(name, k, (p.all_tokens - 1) * stride + size, _TORCH_TYPES[p.io])
         steps = [int(np.prod(inner[axis + 1 :])) for axis in range(len(inner))]
-        return whole.as_strided((p.sequences, p.tokens, *inner), (p.tokens * stride, stride, *steps))
+        batch, tokens = (1, p.all_tokens) if p.lengths else (p.sequences, p.tokens)
+        return whole.as_strided((batch, tokens, *inner), (tokens * stride, stride, *steps))
 
     heads, head_dim = (p.groups, p.heads // p.groups) if p.mamba1 else (p.heads, p.head_dim)
     rank = (heads, head_dim, p.d_state)
@@ -127,26 +138,29 @@ def tensors(workload: Workload, k: int) -> dict[str, Any]:
         "y": rows("y", *rank[:2]),
         "B": rows("B", p.groups, p.d_state),
         "C": rows("C", p.groups, p.d_state),
+        "dt_of_head": dt,
+        "A_of_head": vectors["A"],
         "state": flat("state", 0, slots * int(np.prod(rank)), _TORCH_TYPES[p.state]).view(slots, *rank),
         "slots": flat("read_slots", k, p.sequences, "int32"),
     }
 
 
-def _triton_module() -> Any:
-    """mamba-ssm's Triton module, also where the package's own import fails for want of its compiled parts."""
+def _mamba_module(name: str) -> Any:
+    """A Triton module of mamba-ssm, also where the package's own import fails for want of its compiled parts."""
+    module = f"{_MAMBA_PACKAGES[-1]}.{name}"
     try:
-        return importlib.import_module(_TRITON_MODULE)
+        return importlib.import_module(module)
     except ImportError as error:
         found = importlib.util.find_spec("mamba_ssm")
         if found is None or not found.submodule_search_locations:
             raise DeviceError("mamba-ssm is not installed") from error
         root = Path(next(iter(found.submodule_search_locations)))
-        for name in ("mamba_ssm", "mamba_ssm.ops", "mamba_ssm.ops.triton"):
-            package = types.ModuleType(name)
-            package.__path__ = [str(root.joinpath(*name.split(".")[1:]))]
-            sys.modules[name] = package
+        for package_name in _MAMBA_PACKAGES:
+            package = types.ModuleType(package_name)
+            package.__path__ = [str(root.joinpath(*package_name.split(".")[1:]))]
+            sys.modules[package_name] = package
         try:
-            return importlib.import_module(_TRITON_MODULE)
+            return importlib.import_module(module)
         except ImportError as second:
             raise DeviceError(f"mamba-ssm does not import: {second}") from second
 
@@ -168,7 +182,7 @@ class _Configured:
 def _triton(workload: Workload, rows: int, warps: int) -> Callable[[int], Any]:
     if workload.point.tokens != 1:
         raise DeviceError("one token a sequence only")
-    module = _triton_module()
+    module = _mamba_module("selective_state_update")
     name = "_selective_scan_update_kernel"
     plain = getattr(module, name)
     configured = _Configured(plain, rows, warps)
@@ -249,6 +263,37 @@ def _flashinfer(workload: Workload, algorithm: str) -> Callable[[int], Any]:
     return call
 
 
+def _chunk_scan(workload: Workload, chunk: int) -> Callable[[int], Any]:
+    """Prefill by mamba-ssm's five kernels, the final states with it: of a batch, or packed where lengths differ."""
+    p = workload.point
+    if p.resume:
+        raise DeviceError("prompts that begin at zero only")
+    torch, module = _torch(), _mamba_module("ssd_combined")
+    place = f"cuda:{workload.device.ordinal}"
+    packed: dict[str, Any] = {"return_final_states": True}
+    if p.lengths:
+        lengths = torch.tensor(p.lengths, device=place)
+        packed = {
+            "cu_seqlens": torch.tensor(p.offsets, device=place),
+            "seq_idx": torch.repeat_interleave(torch.arange(p.sequences, device=place), lengths).int()[None],
+            "return_varlen_states": True,
+        }
+    sets = [tensors(workload, k) for k in range(workload.sets)]
+
+    def call(k: int) -> Any:
+        t = sets[k]
+        return module.mamba_chunk_scan_combined(
+            *(t[n] for n in ("x", "dt_of_head", "A_of_head", "B", "C")),
+            chunk,
+            D=t["D"][:, 0],
+            dt_bias=t["dt_bias"][:, 0],
+            dt_softplus=True,
+            **packed,
+        )
+
+    return call
+
+
 def reason(error: BaseException) -> str:
     """Why a peer did not run, in one short line without the folders of this machine."""
     text = re.sub(r"(?<!\w)(?:/[^\s/:'\"]+)+/", "", f"{type(error).__name__}: {error}")
@@ -257,8 +302,8 @@ def reason(error: BaseException) -> str:
 
 def time_peer(
     workload: Workload, peer: Peer, calls: int, replays: int, rounds: int, warm_up_us: float
-) -> tuple[list[float], float]:
-    """Microseconds of one call by rounds, and the relative error of y.
+) -> tuple[list[float], Norms]:
+    """Microseconds of one call by rounds, and how far y and the states are from the oracle.
 
     A graph of `calls` calls over the sets is captured by torch and replayed; the sets, the slots and every input are
     those that our kernels were timed on.
@@ -270,14 +315,17 @@ def time_peer(
     torch = _torch()
     with torch.cuda.device(workload.device.ordinal), torch.no_grad():
         call = peer.prepare(workload)
-        target = tensors(workload, 0)["y"]
+        first_set = tensors(workload, 0)
 
         def checked(k: int) -> None:
-            target.copy_(call(k).reshape(target.shape))
+            y, *states = found if isinstance(found := call(k), tuple) else (found,)
+            first_set["y"].copy_(y.reshape(first_set["y"].shape))
+            for state in states:
+                first_set["state"][first_set["slots"].long()] = state.to(first_set["state"].dtype)
 
-        error = workload.relative_error(checked, peer.name)
-        if not error <= LOOSE_BOUND:
-            raise DeviceError(f"y is wrong: relative error {error:.1e}")
+        norms = workload.norms(checked, peer.name)
+        if not norms.y <= LOOSE_BOUND:
+            raise DeviceError(f"y is wrong: relative error {norms.y:.1e}")
         call(0)
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
@@ -297,4 +345,4 @@ def time_peer(
         warm = 0.0
         while warm < warm_up_us:
             warm += timed(1)
-        return [timed(replays) / (replays * calls) for _ in range(rounds)], error
+        return [timed(replays) / (replays * calls) for _ in range(rounds)], norms

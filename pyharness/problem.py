@@ -164,7 +164,27 @@ class ScanProblem:
     def geometry(self) -> Geometry:
         """The sizes that decide a launch."""
         longest = int(self.lengths[~self.padding].max(initial=0))
-        return Geometry(self.tokens, self.sequences, self.heads, self.head_dim, self.groups, self.d_state, longest)
+        return Geometry(
+            self.tokens,
+            self.sequences,
+            self.heads,
+            self.head_dim,
+            self.groups,
+            self.d_state,
+            longest,
+            self.per_column_a,
+            self._checkpoint_step(),
+        )
+
+    def _checkpoint_step(self) -> int:
+        """The greatest common divisor of the tokens behind which a checkpoint is stored before its sequence's end."""
+        if self.checkpoint_slots is None:
+            return 0
+        begins, lengths = self.offsets[:-1], self.lengths
+        owner = np.repeat(np.arange(self.sequences), lengths)
+        stored = np.flatnonzero((self.checkpoint_slots[: owner.size] != -1) & ~self.padding[owner])
+        behind = stored - begins[owner[stored]] + 1
+        return int(np.gcd.reduce(behind[behind < lengths[owner[stored]]], initial=0))
 
     # Values with their defaults filled in. All are copies.
 

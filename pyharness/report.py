@@ -49,13 +49,14 @@ def stored(suite: str, folder: Path = BENCH) -> list[dict[str, Any]]:
 
 
 def readme_table(suite: str, folder: Path = BENCH) -> str:
-    """The stored figures of a suite as Markdown: tables of a line a kernel (of `update` and `selective`: of a line a
-    point), beside the ceilings, and what they say.
+    """The stored figures of a suite as Markdown: tables of a line a kernel (of `update`, `ssd` and `selective`: of a
+    line a point), beside the ceilings, and what they say.
 
     Raises:
         SsmError: nothing is stored.
     """
-    table_of = {"update": _decode_table, "selective": _mamba1_table}.get(suite, _device_table)
+    tables = {"update": _decode_table, "ssd": _prefill_table, "selective": _mamba1_table}
+    table_of = tables.get(suite, _device_table)
     return "\n\n".join(table_of(document) for document in stored(suite, folder))
 
 
@@ -199,6 +200,62 @@ def mamba1_goals(gains: Mapping[str, Sequence[float]], over: Sequence[float]) ->
     return f"Goals: {'; '.join(texts)}." if texts else ""
 
 
+#: How the cells of the table of prompts name ceilings.
+_PREFILL_CEILINGS = {"bytes": "bytes", "products": "products"}
+#: Of f32 operands: a line each.
+_PRECISIONS = ("split", "tf32")
+
+
+def _prefill_table(document: Mapping[str, Any]) -> str:
+    """A line a point and precision: the ceilings, the best of `ssd`, of `recurrent` and of the peers, and errors."""
+    head = ("prefill", *_PREFILL_CEILINGS, "ours", "kernel", "`recurrent`", "best peer", "peer / ours", "y", "state")
+    prose = (
+        f"{_title(document)}. Microseconds of one call whose data are cold, final states written. Two ceilings: the "
+        "bytes that must move, as a copy, and C . S and x^T . B of every state element and token at the rate of matrix "
+        "products measured in the same run; in brackets the time as a multiple of the higher. y and state are the "
+        "errors against the float64 oracle in relative norm, ours / the peer's."
+    )
+    lines = ["| " + " | ".join(head) + " |", "| --- | ---: | ---: | ---: | --- |" + " ---: |" * 5]
+    for name, point in document["points"].items():
+        rows = _timed_at(document, name)
+        for precision in _PRECISIONS if point["io"] == "f32" else ("",):
+            cells = _prefill_cells(point, rows, precision)
+            if cells:
+                lines.append("| " + " | ".join(cells) + " |")
+    return "\n\n".join([_wrapped(prose), "\n".join(lines), *_not_run(document)])
+
+
+def _prefill_cells(point: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], precision: str) -> list[str]:
+    """One line of the table, or nothing where no kernel of that precision was timed."""
+    own = [(row, parse_id(row["kernel"])) for row in rows if not is_peer(row)]
+    ours = _fastest([row for row, spec in own if spec.family == "ssd" and getattr(spec, "precision", "") == precision])
+    if ours is None:
+        return []
+    recurrent = _fastest([row for row, spec in own if spec.family == "recurrent"])
+    peer = _fastest([row for row in rows if is_peer(row)])
+
+    def us(row: Mapping[str, Any] | None) -> str:
+        return f"{row['us']['median']:.1f}" if row else "-"
+
+    def errors(kind: str) -> str:
+        return " / ".join(f"{row[kind]:.1e}" for row in (ours, peer) if row)
+
+    lengths = point.get("lengths") or ()
+    many = f"{point['sequences']} x {f'{min(lengths)}..' if lengths else ''}{point['tokens']}"
+    sizes = f"{point['heads']} heads x {point['head_dim']} x {point['d_state']}, {point['groups']} groups"
+    return [
+        f"{many}, {sizes}, {point['io']}",
+        *(f"{ours['ceilings'][kind]:.1f}" for kind in _PREFILL_CEILINGS),
+        f"{us(ours)} ({ours['ratio']:.2f}x)",
+        f"`{ours['kernel']}`",
+        us(recurrent),
+        f"{us(peer)} ({peer['kernel']})" if peer else "-",
+        f"{peer['us']['median'] / ours['us']['median']:.2f}" if peer else "-",
+        errors("error_of_y"),
+        errors("error_of_state"),
+    ]
+
+
 def _wrapped(prose: str) -> str:
     return textwrap.fill(prose, _WIDTH, break_long_words=False, break_on_hyphens=False)
 
@@ -295,6 +352,7 @@ _CEILINGS = {
     "fma": "three FP32 instructions a state element and token",
     "exp": "one exponential a state element and token",
     "moved": "one range of as many bytes as inputs, y and states have",
+    "products": "two matrix products a state element and token",
 }
 
 
@@ -388,6 +446,8 @@ def listing(rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
 def _note(row: Mapping[str, Any]) -> str:
     if "failed" in row:
         return " ".join(row["failed"].split())[:160]
+    kinds = [(kind, row[f"error_of_{kind}"]) for kind in ("y", "state") if f"error_of_{kind}" in row]
+    norms = ", ".join(f"relative error of {kind} {value:.1e}" for kind, value in kinds)
     if is_peer(row):
-        return f"relative error of y {row['error_of_y']:.1e}"
-    return f"error {row['error']:.2f} of what is allowed"
+        return norms
+    return ", ".join([f"error {row['error']:.2f} of what is allowed", *([norms] if norms else [])])

@@ -3,7 +3,9 @@
 The rule is meant to be stated again in Go and C, so it uses integers only. For a problem and a device:
 
 1. *Filter.* Keep kernels of the catalogue that take the problem (`mismatch`) and, where the device is known, have an
-   image for its target and stay within its shared memory.
+   image for its target and stay within its shared memory. Kernels that round f32 operands to `tf32` are never kept:
+   they run by full id alone. Kernels that `split` f32 operands are kept only where their family was asked for, or
+   where an entry of this very device (by name, in 2 and 3) says that one was the fastest.
 2. *Exact.* An entry of this device with the same heads, head_dim, d_state, groups, io, state, batch_heads and tokens.
 3. *Nearest.* Else the entry of this device with the same d_state, io and state that is nearest by
    `distance` = |bits(batch_heads) - bits(batch_heads')| + |bits(tokens) - bits(tokens')|, where bits(v) is the number
@@ -18,7 +20,8 @@ The rule is meant to be stated again in Go and C, so it uses integers only. For 
 The `invariant` mode puts `invariant(problem)` in place of the problem, so that what is chosen, and with it every bit
 of the result, depends on the geometry and on the sequence's own length alone, whatever else the batch holds.
 
-Entries whose kernel was filtered out do not count. Ties go to the smallest kernel id, in byte order. Without a device
+Entries whose kernel was filtered out do not count; that of the exact problem is named among the steps, with the reason.
+Ties go to the smallest kernel id, in byte order. Without a device
 the rule starts at 5. Every step below the first that was looked at is a step down: it is listed in the result and
 logged once.
 """
@@ -155,7 +158,7 @@ def invariant(features: Features) -> Features:
     g = features.geometry
     longest = g.longest if g.longest >= 0 else -(-g.tokens // max(g.sequences, 1))
     if longest <= DECODE_TOKENS:
-        sizes = {"sequences": INVARIANT_DECODE, "tokens": INVARIANT_DECODE, "longest": DECODE_TOKENS}
+        sizes: dict[str, Any] = {"sequences": INVARIANT_DECODE, "tokens": INVARIANT_DECODE, "longest": DECODE_TOKENS}
     else:
         sizes = {"sequences": 1, "tokens": INVARIANT_PREFILL, "longest": INVARIANT_PREFILL}
     return replace(features, geometry=replace(g, **sizes))
@@ -176,7 +179,9 @@ def unusable(spec: KernelSpec, device: Device | None) -> str:
         return ""
     if device.target not in TARGETS:
         return f"target {device.target} is not one of {', '.join(TARGETS)}"
-    reason = spec.excluded(device.target)
+    # A device runs code for its exact target as well.
+    exact = str(getattr(spec, "exact", ""))
+    reason = spec.excluded(exact if exact == f"{device.target}a" else device.target)
     if not reason and 0 < device.shared_limit < spec.shared_bytes:
         reason = f"needs {spec.shared_bytes} bytes of shared memory, {device.name} allows {device.shared_limit}"
     return reason
@@ -291,6 +296,7 @@ def measured_entries(documents: Iterable[Mapping[str, Any]]) -> tuple[Entry, ...
     """The fastest kernel of each problem of stored benches (`generated/bench/<device>/<suite>.json`).
 
     Kernels of the catalogue count, in the order of the sequences: a list of slots in ascending order is the caller's.
+    Those that round f32 operands to tf32 do not: they are never selected.
     """
     known = set(catalogue_ids())
     fastest: dict[tuple[Any, ...], Entry] = {}
@@ -299,13 +305,15 @@ def measured_entries(documents: Iterable[Mapping[str, Any]]) -> tuple[Entry, ...
             point = document["points"].get(row["point"])
             if point is None or row["kernel"] not in known or "us" not in row or "order" in row:
                 continue
+            if _precision(parse_id(row["kernel"])) == "tf32":
+                continue
             sizes = {size: point[size] for size in ("heads", "head_dim", "d_state", "groups", "io", "state")}
             entry = Entry(
                 device=document["device"],
                 target=document["target"],
                 family=parse_id(row["kernel"]).family,
                 batch_heads=point["sequences"] * point["heads"],
-                tokens=point["sequences"] * point["tokens"],
+                tokens=sum(point.get("lengths", ())) or point["sequences"] * point["tokens"],
                 kernel=row["kernel"],
                 microseconds=row["us"]["median"],
                 source="measured",
@@ -355,20 +363,41 @@ def choose(
     """
     specs = [parse_id(text) for text in (catalogue_ids() if ids is None else ids)]
     wanted = [spec for spec in specs if family is None or spec.family == family]
-    fitting = {spec.id: spec for spec in wanted if not mismatch(features, spec) and not unusable(spec, device)}
+    named = [spec for spec in wanted if _precision(spec) != "tf32"]
+    fitting = {spec.id: spec for spec in named if not mismatch(features, spec) and not unusable(spec, device)}
+    # Whether split operands are worth it depends on the device.
+    anywhere = {name: spec for name, spec in fitting.items() if family is not None or _precision(spec) != "split"}
     if not fitting:
         raise NoKernel(_nothing(features, device, family, wanted))
-    steps: list[str] = []
     entries = (committed_table() if table is None else table).entries
-    found = _from_entries(features, device, [e for e in entries if e.kernel in fitting], steps)
+    here = device.name if device is not None else ""
+    steps = _refused(features, device, [e for e in entries if here and e.device == here], wanted)
+    kept = [e for e in entries if e.kernel in anywhere or (e.kernel in fitting and e.device == here)]
+    found = _from_entries(features, device, kept, steps)
     if found is None:
         defaults = committed_table().defaults if table is None else table.defaults
-        found = _default(features, device, fitting, defaults, steps)
+        found = _default(features, device, anywhere, defaults, steps)
     selection = Selection(*found, tuple(steps))
     if steps and (selection.id, selection.steps) not in _logged:
         _logged.add((selection.id, selection.steps))
         _log.warning("%s for %s: %s", selection.id, features, "; ".join(steps))
     return selection
+
+
+def _precision(spec: KernelSpec) -> str:
+    """How a kernel rounds f32 operands: "split", "tf32", or "" where it does not."""
+    return str(getattr(spec, "precision", ""))
+
+
+def _refused(features: Features, device: Device | None, entries: list[Entry], specs: list[KernelSpec]) -> list[str]:
+    """The kernels of this device's entries for this very problem that cannot run it all the same, with the reason."""
+    reasons = {spec.id: mismatch(features, spec) or unusable(spec, device) for spec in specs}
+    return [
+        f"{e.kernel}, {e.source} for these sizes, cannot run it: {reasons[e.kernel]}"
+        for e in entries
+        if reasons.get(e.kernel) and e.d_state == features.geometry.d_state and _same_problem(features, e)
+        if (e.io, e.state) == (features.io, features.state)
+    ]
 
 
 def _from_entries(

@@ -45,6 +45,7 @@ _PARTS = (
     ("w", "warps"),
     ("c", "chunk"),
     ("s", "sequences"),
+    ("t", "segments"),
 )
 
 
@@ -58,6 +59,8 @@ class Geometry:
     """The sizes of a problem that decide a launch: upper bounds where a plan serves smaller batches.
 
     `longest` is the tokens of the longest sequence that is not padding, or -1 where a plan does not know it.
+    `per_column_a` says that A is [heads, d_state]. `checkpoint_step` divides every number of tokens behind which,
+    before a sequence's end, a checkpoint is stored: 0 where there are none.
     """
 
     tokens: int
@@ -67,6 +70,8 @@ class Geometry:
     groups: int
     d_state: int
     longest: int = -1
+    per_column_a: bool = False
+    checkpoint_step: int = 0
 
 
 def rows_grid(geometry: Geometry, rows: int) -> tuple[int, int, int]:
@@ -147,7 +152,7 @@ class KernelSpec(ABC):
             if value:
                 parts.append(f"{letter}{value}")
         parts += [p for p in (getattr(self, "layout", ""), self.io, f"s{self.state}") if p]
-        parts += [p for p in (getattr(self, "precision", ""), getattr(self, "exact", "")) if p]
+        parts += [p for p in (getattr(self, "precision", ""), getattr(self, "exact", "").replace("_", "")) if p]
         return "_".join(parts)
 
     def symbol(self, entry: str = "") -> str:
@@ -178,6 +183,11 @@ class KernelSpec(ABC):
     @abstractmethod
     def grid_rule(self) -> dict[str, Any]:
         """The named rule by which a launch finds its grid, with its integers, as the manifest stores it."""
+
+    @property
+    def operand_error(self) -> float:
+        """Relative norm of the error that rounding of what is multiplied may cause, beyond that of f32 arithmetic."""
+        return 0.0
 
     @property
     def most_tokens(self) -> int:

@@ -38,7 +38,7 @@ MIN_DRIVER = {12: "525", 13: "580"}
 _WHEELS = {"nvidia-cuda-nvcc": PINNED_VERSION, "nvidia-cuda-crt": PINNED_VERSION, "nvidia-nvvm": PINNED_VERSION}
 
 #: Families whose kernels say fmaf where they mean it: the compiler may not contract on its own.
-F32_FAMILIES = frozenset({"recurrent", "update", "selective"})
+F32_FAMILIES = frozenset({"recurrent", "update", "selective", "ssd"})
 # No -lineinfo and no -G: both put paths into the image. -Xptxas -v is stated here because ptxas records its options in
 # the image: leaving it out gives other bytes. Host code is preprocessed, never compiled, so a host compiler newer than
 # those that nvcc knows will do.

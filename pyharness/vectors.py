@@ -99,7 +99,7 @@ def _features(
     longest: int = -1,
     **other: int,
 ) -> Features:
-    sizes = {"heads": 64, "head_dim": 64, "groups": 8} | other
+    sizes: dict[str, Any] = {"heads": 64, "head_dim": 64, "groups": 8} | other
     return Features(Geometry(tokens, sequences, d_state=d_state, longest=longest, **sizes), io, state)
 
 

@@ -26,9 +26,9 @@ from pyharness.catalogue import CATALOGUE
 from pyharness.compare import Errors, compare
 from pyharness.device import Device, get, image_target
 from pyharness.errors import DeviceError, NoKernel, SsmError
-from pyharness.families import RecurrentSpec, SelectiveSpec, UpdateSpec
+from pyharness.families import RecurrentSpec, SelectiveSpec, SsdSpec, UpdateSpec
 from pyharness.oracle import OracleResult, oracle
-from pyharness.peer_suites import DECODE_SUITES
+from pyharness.peer_suites import DECODE_SUITES, PREFILL_SUITES
 from pyharness.problem import ScanProblem
 from pyharness.report import device_slug
 from pyharness.scan import ScanResult, scan
@@ -72,36 +72,55 @@ def chunk_of(spec: KernelSpec, d_state: int) -> int:
     return spec.plan(Geometry(1, 1, 1, head_dim_of(spec, 1), 1, d_state)).chunk
 
 
+def state_step(spec: KernelSpec) -> int:
+    """Tokens of a sequence behind each of which a kernel can leave a state; 0 where that is every one."""
+    return spec.chunk if isinstance(spec, SsdSpec) else 0
+
+
 def kernel_cases(spec: KernelSpec) -> Iterator[Case]:
     """The cases of a kernel: options in its types, the edges, the ancestor's tests, a long prompt, the real models.
 
-    A kernel for short sequences or for one head_dim gets those that it runs, and the peers' decode suites; one for
-    Mamba-1 those of `mamba1_cases`.
+    A kernel for short sequences or for one head_dim gets those that it runs; decode and chunked prefill the peers'
+    suites too; one for Mamba-1 those of `mamba1_cases`.
     """
     if isinstance(spec, SelectiveSpec):
         yield from mamba1_cases.kernel_cases(spec)
         return
     for d_state in d_states(spec):
-        yield from option_cases(
-            d_state, spec.io, spec.state, lengths_for(spec, OPTION_LENGTHS), head_dim_of(spec, OPTION_HEAD_DIM)
-        )
+        lengths, head_dim = lengths_for(spec, OPTION_LENGTHS), head_dim_of(spec, OPTION_HEAD_DIM)
+        drawn = option_cases(d_state, spec.io, spec.state, lengths, head_dim, state_step(spec))
+        yield from (case for case in drawn if _runs(spec, case))
         if not spec.most_tokens:
-            yield long_case(d_state, spec.io, spec.state)
+            yield long_case(d_state, spec.io, spec.state, head_dim_of(spec, 64))
     yield from plain_cases(spec)
     yield from geometry_cases(spec)
     if spec.most_tokens:
         yield from decode_cases(spec)
+    if isinstance(spec, SsdSpec):
+        yield from prefill_cases(spec)
 
 
 def _runs(spec: KernelSpec, case: Case) -> bool:
     """Whether a kernel runs a case; only cases of one that is for some sizes alone are drawn to find out."""
-    limited = spec.most_tokens or head_dim_of(spec, 0)
-    return not limited or not mismatch(Features.of(solved(case)[0]), spec)
+    if not spec.most_tokens and not head_dim_of(spec, 0):
+        return True
+    problem = _kept[case.name][0] if case.name in _kept else case.build()
+    return not mismatch(Features.of(problem), spec)
 
 
 def decode_cases(spec: KernelSpec) -> Iterator[Case]:
     """The peers' decode suites that a kernel runs; heads and batch are cut, for the oracle's sake."""
     for replay in itertools.chain.from_iterable(suite.cases() for suite in DECODE_SUITES):
+        if (replay.shape.d_state, replay.options.io, replay.options.state) != (spec.d_state, spec.io, spec.state):
+            continue
+        case = Case(replay.name, functools.partial(replay.problem, reduce=True))
+        if _runs(spec, case):
+            yield case
+
+
+def prefill_cases(spec: KernelSpec) -> Iterator[Case]:
+    """The peers' suites of chunked prefill that a kernel runs; heads and batch are cut, for the oracle's sake."""
+    for replay in itertools.chain.from_iterable(suite.cases() for suite in PREFILL_SUITES):
         if (replay.shape.d_state, replay.options.io, replay.options.state) != (spec.d_state, spec.io, spec.state):
             continue
         case = Case(replay.name, functools.partial(replay.problem, reduce=True))
@@ -126,12 +145,13 @@ def _plain_cases(spec: KernelSpec) -> Iterator[Case]:
         yield from cases.ancestor_cases(d_state, reduce=d_state > _ANCESTOR_WHOLE, io=spec.io, state=spec.state)
 
 
-def long_case(d_state: int, io: str, state: str) -> Case:
-    """4096 tokens of one sequence that resumes; fewer heads than a model has, for the oracle's sake."""
+def long_case(d_state: int, io: str, state: str, head_dim: int = 64, tokens: int = 4096) -> Case:
+    """Many tokens of one sequence that resumes; fewer heads than a model has, for the oracle's sake."""
     heads = 8 if d_state <= 256 else 2
     options = Options(io=io, state=state, dt_f32=True)
-    shape = Shape((4096,), heads, 64, d_state, 2)
-    return Case(f"4096 tokens n{d_state} {io} s{state}", functools.partial(draw, 4096, shape, options))
+    shape = Shape((tokens,), heads, head_dim, d_state, 2)
+    size = "" if head_dim == 64 else f" p{head_dim}"
+    return Case(f"{tokens} tokens n{d_state}{size} {io} s{state}", functools.partial(draw, tokens, shape, options))
 
 
 def geometry_cases(spec: KernelSpec) -> Iterator[Case]:
@@ -155,16 +175,23 @@ def option_cases(
     state: str,
     lengths: tuple[int, ...] = OPTION_LENGTHS,
     head_dim: int = OPTION_HEAD_DIM,
+    step: int = 0,
 ) -> Iterator[Case]:
-    """Options of the operation in a kernel's own storage types; lengths cross several chunks."""
+    """Options of the operation in a kernel's own storage types; lengths cross several chunks.
+
+    Args:
+        step: checkpoints lie behind multiples of so many tokens of a sequence, and at its end; 0 puts them anywhere.
+    """
     plain = Options(io=io, state=state, dt_f32=True, fresh="mixed")
     shape = Shape(lengths, 6, head_dim, d_state, 3)
     sizes = "" if (lengths, head_dim) == (OPTION_LENGTHS, OPTION_HEAD_DIM) else f" {lengths} p{head_dim}"
+    sizes += f" step {step}" if step else ""
+    kept = replace(plain, checkpoints=step or 7, by_sequence=step > 0, slots="moved")
     for name, options in (
         ("mixed", plain),
         (
             "every option",
-            replace(plain, z=True, dt_limit=(0.01, 0.1), tail=2, checkpoints=7, slots="moved", order=True),
+            replace(kept, z=True, dt_limit=(0.01, 0.1), tail=2, order=True),
         ),
         ("padding and discard", replace(plain, padding=3, discard=2, slots="moved")),
         ("one packed row", replace(plain, packed=True, z=True, gap=8)),
@@ -176,7 +203,7 @@ def option_cases(
         yield Case(text, functools.partial(draw, len(text), shape, options))
     if state != "f32":
         text = f"stochastic rounding n{d_state} {io} s{state}{sizes}"
-        yield Case(text, functools.partial(draw, 6, shape, replace(plain, key=True, checkpoints=7, slots="moved")))
+        yield Case(text, functools.partial(draw, 6, shape, replace(kept, key=True)))
     if state == "f32":
         text = f"no state n{d_state} {io}{sizes}"
         yield Case(text, functools.partial(draw, 5, shape, Options(io=io, state=None)))
@@ -212,7 +239,10 @@ def check_case(spec: KernelSpec, case: Case) -> Errors:
 def batch(spec: KernelSpec) -> ScanProblem:
     """Sequences of several lengths over a pool, some fresh: what the checks of bits run."""
     options = Options(io=spec.io, state=spec.state, dt_f32=True, fresh="mixed", z=True)
-    problem = draw(21, Shape(lengths_for(spec, (40, 1, 150, 7, 33)), 4, 64, d_states(spec)[0], 2), options)
+    # Of a kernel that cuts long sequences in time, one is as long as all parts.
+    longest = max(150, getattr(spec, "segments", 0) * chunk_of(spec, d_states(spec)[0]) + 5)
+    lengths = lengths_for(spec, (40, 1, longest, 7, 33))
+    problem = draw(21, Shape(lengths, 4, head_dim_of(spec, 64), d_states(spec)[0], 2), options)
     return as_channels(problem) if isinstance(spec, SelectiveSpec) else problem
 
 
@@ -451,10 +481,17 @@ def sanitizer_specs(specs: Sequence[KernelSpec]) -> list[KernelSpec]:
     decode = {(spec.state, spec.chunk): spec for spec in reversed(specs) if isinstance(spec, UpdateSpec)}
     # Of `selective`, one of each stored type for prefill and for decode.
     channels = {(spec.state, spec.decodes): spec for spec in reversed(specs) if isinstance(spec, SelectiveSpec)}
+    # Of `ssd`, one of each kind of product, with one launch and with two.
+    chunked = {
+        (spec.exact, spec.precision or spec.io, spec.segments > 1): spec
+        for spec in reversed(specs)
+        if isinstance(spec, SsdSpec)
+    }
     # Of other families, all: they have their own templates.
-    others = [spec for spec in specs if not isinstance(spec, RecurrentSpec | UpdateSpec | SelectiveSpec)]
-    chosen = [*reversed(decode.values()), *reversed(channels.values()), *others]
-    return [*(spec for spec in picked if spec is not None), *chosen]
+    known = RecurrentSpec | UpdateSpec | SelectiveSpec | SsdSpec
+    others = [spec for spec in specs if not isinstance(spec, known)]
+    by_kind = (*reversed(decode.values()), *reversed(channels.values()), *reversed(chunked.values()))
+    return [*(spec for spec in picked if spec is not None), *by_kind, *others]
 
 
 def run_sanitizers(specs: Sequence[KernelSpec], tell: Callable[[str], None]) -> dict[str, str]:
@@ -494,7 +531,9 @@ def sanitizer_cases(spec: KernelSpec) -> Iterator[Case]:
     """A few tiny cases: two chunks and a part of a kernel that takes long ones, every option, odd strides."""
     d_state = d_states(spec)[0]
     plain = Options(io=spec.io, state=spec.state, dt_f32=True, fresh="mixed")
-    every = replace(plain, z=True, checkpoints=5, slots="moved", padding=4, order=True, tail=1)
+    step = state_step(spec)
+    every = replace(plain, z=True, checkpoints=step or 5, slots="moved", padding=4, order=True, tail=1)
+    every = replace(every, by_sequence=step > 0)
     chunk, head_dim = chunk_of(spec, d_state), head_dim_of(spec, 9)
     for name, lengths, options in (
         ("chunks", (min(2 * chunk + 3, 131), 1), plain),

@@ -36,7 +36,8 @@ _USUAL = {"heads": 64, "head_dim": 64, "d_state": 128}
 class Point:
     """A shape that is measured: `sequences` of `tokens` each; they resume from the pool, or start at zero.
 
-    `packed` lays x, B, C and dt of a token side by side in one row, as a model's projection leaves them.
+    `packed` lays x, B, C and dt of a token side by side in one row, as a model's projection leaves them. `lengths` are
+    those of sequences that differ; `tokens` is then the longest.
     """
 
     job: str
@@ -50,6 +51,16 @@ class Point:
     io: str = "f32"
     state: str = "f32"
     packed: bool = False
+    lengths: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        # As a stored table has them.
+        object.__setattr__(self, "lengths", tuple(self.lengths))
+        if self.lengths and (len(self.lengths), max(self.lengths)) != (self.sequences, self.tokens):
+            raise NoKernel(
+                f"a point of {self.sequences} sequences of at most {self.tokens} tokens wants as many lengths, found "
+                f"{len(self.lengths)} of at most {max(self.lengths)}"
+            )
 
     @property
     def name(self) -> str:
@@ -57,7 +68,8 @@ class Point:
         sizes = [f"{value}_{size}" for size, usual in _USUAL.items() if (value := getattr(self, size)) != usual]
         state = [] if self.state == "f32" else [f"s{self.state}"]
         packed = ["packed"] if self.packed else []
-        return "_".join([self.job, f"{self.sequences}x{self.tokens}", *sizes, self.io, *state, *packed])
+        many = f"{self.sequences}x{f'{min(self.lengths)}to' if self.lengths else ''}{self.tokens}"
+        return "_".join([self.job, many, *sizes, self.io, *state, *packed])
 
     @property
     def mamba1(self) -> bool:
@@ -67,7 +79,13 @@ class Point:
     @property
     def all_tokens(self) -> int:
         """Tokens of one call."""
-        return self.sequences * self.tokens
+        return sum(self.lengths) or self.sequences * self.tokens
+
+    @property
+    def offsets(self) -> NDArray[np.int32]:
+        """Token offsets of the sequences, i32 [sequences + 1]."""
+        lengths = self.lengths or (self.tokens,) * self.sequences
+        return np.concatenate(([0], np.cumsum(lengths))).astype(np.int32)
 
     @property
     def geometry(self) -> Geometry:
@@ -157,17 +175,53 @@ DECODE = (
 )
 
 
+def _mixed_lengths(sequences: int, longest: int) -> tuple[int, ...]:
+    """Lengths from 1 to `longest`, both among them, evenly spread and in no order."""
+    spread = np.linspace(1, longest, sequences).astype(int)
+    return tuple(int(length) for length in np.random.default_rng(sequences).permutation(spread))
+
+
+def _prefill(sequences: int, tokens: int, io: str = "bf16", **sizes: Any) -> Point:
+    return Point("prefill", sequences, tokens, False, io=io, **sizes)
+
+
+_ONE_GROUP: dict[str, Any] = {"groups": 1}
+#: Prompts as chunked products take them: short to very long, batches, other models, every io; and where they begin to
+#: pay, in tokens and in heads.
+PREFILL = (
+    *(_prefill(*many) for many in ((1, 512), (1, 4096), (8, 1024), (1, 32768), (1, 131072))),
+    replace(_prefill(32, 2000), lengths=_mixed_lengths(32, 2000)),
+    _prefill(1, 4096, heads=128, head_dim=80),
+    _prefill(1, 4096, heads=32, head_dim=128, d_state=256, groups=2),
+    _prefill(1, 4096, heads=48, **_ONE_GROUP),
+    *(_prefill(*many, d_state=64, **_ONE_GROUP) for many in ((8, 1024), (4, 4096))),
+    _prefill(1, 4096, io="f16"),
+    *(_prefill(*many, io="f32") for many in ((1, 512), (1, 4096), (8, 1024))),
+    *(_prefill(1, tokens) for tokens in (16, 32, 64, 128, 256)),
+    *(_prefill(1, tokens, heads=16, **_ONE_GROUP) for tokens in (64, 256, 1024, 4096)),
+    *(_prefill(1, tokens, io="f32") for tokens in (64, 256)),
+)
+
+
 def point_named(name: str) -> Point:
     """The point of a name.
 
     Raises:
         NoKernel: there is none.
     """
-    known = (*SWEEP_POINTS, *DECODE, *MAMBA1, *MAMBA1_SWEEP)
+    known = (*SWEEP_POINTS, *DECODE, *PREFILL, *MAMBA1, *MAMBA1_SWEEP)
     for point in known:
         if point.name == name:
             return point
-    raise NoKernel(f"no point {name!r} is measured; on offer: {', '.join(point.name for point in known)}")
+    raise NoKernel(f"no point {name!r} is measured; on offer: {', '.join(dict.fromkeys(p.name for p in known))}")
+
+
+@dataclass(frozen=True)
+class Norms:
+    """||out - oracle|| / ||oracle|| of y and of the final states, over all; infinite where a value is not finite."""
+
+    y: float
+    state: float
 
 
 def slot_sets(set_bytes: int, l2_bytes: int) -> int:
@@ -233,8 +287,7 @@ class Workload:
 
     def _place(self) -> None:
         p, device = self.point, self.device
-        sequences = np.arange(p.sequences + 1, dtype=np.int32)
-        self._constants["cu_seqlens"] = sequences * np.int32(p.tokens)
+        self._constants["cu_seqlens"] = p.offsets
         self._constants["resume"] = np.full(p.sequences, p.resume, np.uint8)
         self._memory: dict[str, Memory] = {}
         for name, array in self._constants.items():
@@ -311,7 +364,8 @@ class Workload:
         p = self.point
         require(self.problem, spec)
         plan = spec.plan(self.problem.geometry)
-        if plan.workspace_bytes and "workspace" not in self._memory:
+        held = self._memory.get("workspace")
+        if plan.workspace_bytes and (held is None or held.nbytes < plan.workspace_bytes):
             self._memory["workspace"] = Memory(self.device, plan.workspace_bytes)
         y = np.empty((p.all_tokens, p.heads, p.head_dim), DTYPES[p.io])
         problem = replace(self.problem, sequence_order=self._order[0]) if ascending else self.problem
@@ -355,16 +409,12 @@ class Workload:
         )
         return problem, oracle(problem)
 
-    def check(self, call: Callable[[int], None], kernel: str) -> Errors:
-        """Run set 0 once from fresh memory and hold it against the oracle.
-
-        Raises:
-            DeviceError: the output is wrong; the message has the errors.
-        """
+    def _found(self, call: Callable[[int], None], what: str) -> ScanResult:
+        """What set 0 gives from fresh memory, cut to the heads that are held against the oracle."""
         p, heads = self.point, self._checked_heads
         self.reset()
         call(0)
-        self.device.synchronize(f"checking {kernel}")
+        self.device.synchronize(f"checking {what}")
         y = self._memory["y"].read(0, p.y_bytes).view(DTYPES[p.io]).reshape(p.all_tokens, p.heads, p.head_dim)
         states = [
             self.pool.read(int(slot) * p.slot_bytes, p.slot_bytes).view(DTYPES[p.state])
@@ -376,21 +426,34 @@ class Workload:
             row = self._scales[0].nbytes
             found = [self._memory["state_scale"].read(int(s) * row, row) for s in self._slots[: p.sequences]]
             scale = np.stack(found).view(np.float32).reshape(p.sequences, p.heads, p.head_dim)[:, heads]
-        problem, truth = self._truth
-        errors = compare(ScanResult(y[:, heads], state[:, heads], kernel, "gpu", scale), problem, truth)
-        if not errors.ok:
-            raise DeviceError(f"{kernel} is wrong at {p.name} and was not timed: {errors}")
-        return errors
+        return ScanResult(y[:, heads], state[:, heads], what, "gpu", scale)
 
-    def relative_error(self, call: Callable[[int], None], what: str) -> float:
-        """Run set 0 once from fresh memory: ||y - oracle|| / ||oracle||, infinite where y is not finite."""
-        p, heads = self.point, self._checked_heads
-        self.reset()
-        call(0)
-        self.device.synchronize(f"checking {what}")
-        y = self._memory["y"].read(0, p.y_bytes).view(DTYPES[p.io]).reshape(p.all_tokens, p.heads, p.head_dim)
+    def check(self, call: Callable[[int], None], kernel: str) -> tuple[Errors, Norms]:
+        """Run set 0 once from fresh memory and hold it against the oracle.
+
+        Raises:
+            DeviceError: the output is wrong; the message has the errors.
+        """
+        found = self._found(call, kernel)
+        problem, truth = self._truth
+        errors = compare(found, problem, truth)
+        if not errors.ok:
+            raise DeviceError(f"{kernel} is wrong at {self.point.name} and was not timed: {errors}")
+        return errors, self._norms(found)
+
+    def norms(self, call: Callable[[int], None], what: str) -> Norms:
+        """Run set 0 once from fresh memory: how far it is from the oracle, right or wrong."""
+        return self._norms(self._found(call, what))
+
+    def _norms(self, found: ScanResult) -> Norms:
         _, truth = self._truth
-        return relative_norm(y[:, heads].astype(np.float64) - truth.y, truth.y)
+        state = found.state.astype(np.float64)
+        if found.state_scale is not None:
+            state *= found.state_scale[..., None]
+        wanted = np.stack([truth.states[s] for s in range(self.point.sequences)])
+        return Norms(
+            relative_norm(found.y.astype(np.float64) - truth.y, truth.y), relative_norm(state - wanted, wanted)
+        )
 
     def free(self) -> None:
         """Give the memory back."""

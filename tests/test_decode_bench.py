@@ -16,43 +16,12 @@ from pyharness.args import SCAN_ARGS, Flag
 from pyharness.catalogue import CATALOGUE
 from pyharness.errors import DeviceError
 from pyharness.families import RecurrentSpec, UpdateSpec
-from pyharness.problem import DTYPES
 from pyharness.report import listing, readme_table
 from pyharness.select import Device as Target
 from pyharness.select import Features, Table, choose, measured_entries
 from pyharness.spec import Geometry, parse_id
 from pyharness.workload import DECODE, Point, Workload, point_named
-
-
-class HostMemory:
-    """Device memory on the host; its addresses are real."""
-
-    def __init__(self, _: Any, nbytes: int) -> None:
-        self.nbytes = nbytes
-        # Bases at multiples of 256 bytes, as an allocator of device memory gives.
-        whole = np.zeros(nbytes + 256, np.uint8)
-        start = -whole.ctypes.data % 256
-        self.bytes = whole[start : start + nbytes]
-        self.address = self.bytes.ctypes.data
-
-    def fill(self, byte: int, offset: int = 0, nbytes: int | None = None) -> None:
-        end = self.nbytes if nbytes is None else offset + nbytes
-        assert 0 <= offset <= end <= self.nbytes
-        self.bytes[offset:end] = byte
-
-    def write(self, array: Any, offset: int = 0) -> None:
-        data = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-        self.bytes[offset : offset + data.nbytes] = data
-
-    def read(self, offset: int = 0, nbytes: int | None = None) -> Any:
-        return self.bytes[offset : self.nbytes if nbytes is None else offset + nbytes].copy()
-
-    def repeat(self, nbytes: int, offset: int) -> None:
-        assert offset + nbytes <= self.nbytes
-        self.bytes[offset : offset + nbytes] = self.bytes[:nbytes]
-
-    def free(self) -> None:
-        pass
+from tests.host_memory import HostMemory, at
 
 
 @pytest.fixture
@@ -60,13 +29,6 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(workload, "Memory", HostMemory)
     monkeypatch.setattr(bitwise, "Memory", HostMemory)
     return SimpleNamespace(l2_bytes=2**16, synchronize=lambda _: None, name="host", target="sm_90", ordinal=0)
-
-
-def at(address: int, dtype: str, count: int) -> Any:
-    """Elements at an address of host memory."""
-    item = DTYPES[dtype].itemsize
-    words = (np.ctypeslib.ctypes.c_uint8 * (count * item)).from_address(address)
-    return np.frombuffer(words, np.uint8).view(DTYPES[dtype])
 
 
 def test_points_have_names_of_their_own_and_are_those_of_the_target() -> None:
@@ -200,6 +162,10 @@ def test_a_difference_in_a_state_is_counted_and_equal_ones_are_not(
 
 
 def test_every_peer_is_named_and_says_what_is_missing(device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    point = Point("decode", 2, 1, True, 2, 4, 16, 1, "bf16", packed=True)
+    found = list(peers.peers(point))
+    assert [peer.name for peer in found][:2] == ["mamba-ssm triton (4, 4)", "mamba-ssm triton (4, 1)"]
+    assert len(found) == 9
     import sys
 
     point = Point("decode", 2, 1, True, 2, 4, 16, 1, "bf16", packed=True)

@@ -152,7 +152,7 @@ def test_a_hint_names_no_command_that_refuses() -> None:
         (sized, None, None, "d_state must be 1 to 1024, found 1025"),
         (replace(FEATURES, state="i8"), None, None, "state must be one of f32, bf16, f16, found 'i8'"),
         (replace(FEATURES, io="bf16"), Device("", "sm_75"), None, "sm_75 has no bf16"),
-        (FEATURES, None, "ssd", "There is no family 'ssd': families are recurrent"),
+        (FEATURES, None, "other", "There is no family 'other': families are recurrent"),
     ):
         with pytest.raises(NoKernel, match=reason) as refused:
             choose(features, device, family=family, table=Table(), ids=IDS)

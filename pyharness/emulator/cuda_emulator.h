@@ -85,7 +85,8 @@ int emu_barrier(int reduce, int predicate, int line);
 // One warp-wide operation. `source` is the lane a shuffle reads. Returns this lane's result.
 enum EmuWarpKind {
   kEmuSyncwarp, kEmuShfl, kEmuShflUp, kEmuShflDown, kEmuShflXor, kEmuBallot, kEmuAny, kEmuAll, kEmuMatchAny,
-  kEmuAddU, kEmuMinU, kEmuMaxU, kEmuMinS, kEmuMaxS, kEmuAnd_, kEmuOr_, kEmuXor_
+  kEmuAddU, kEmuMinU, kEmuMaxU, kEmuMinS, kEmuMaxS, kEmuAnd_, kEmuOr_, kEmuXor_,
+  kEmuMmaBf16, kEmuMmaF16, kEmuMmaTf32, kEmuLoadMatrices, kEmuLoadMatricesTransposed
 };
 std::uint64_t emu_warp(int kind, unsigned mask, std::uint64_t value, unsigned source, int line);
 unsigned emu_active_mask();
@@ -344,6 +345,15 @@ inline float __uint2float_rn(unsigned v) { return (float)v; }
 #define __cosf(x) cosf(x)
 #define __powf(x, y) powf(x, y)
 
-// ---------------------------------------------------------------------------------------------------- mma twins
-// Twins of the tensor-core instructions go here: warp-wide, so built on emu_warp; see design.md section 5 for their
-// tolerance (accumulation order is not IEEE, tf32 drops 13 low bits).
+// ---------------------------------------------------------------------------------------------------- mma
+// Tensor-core instructions, matched like a shuffle of all 32 lanes: the last lane to arrive computes for the warp.
+
+extern "C" {
+// d += a b of one warp, kind kEmuMmaBf16 or kEmuMmaF16 (m16n8k16) or kEmuMmaTf32 (m16n8k8; the 13 low bits of a and b are
+// dropped). Products and sums are taken in double precision and rounded to f32 once. A tensor core adds the same exact
+// products in an order and with a truncation of its own: it differs by at most 2^-20 (|d| + sum of |a b|).
+void emu_mma(int kind, float* d, const unsigned* a, unsigned b0, unsigned b1, int line = __builtin_LINE());
+// ldmatrix.x4, kind kEmuLoadMatrices or kEmuLoadMatricesTransposed. Lane l gives row l % 8 of matrix l / 8; as in the PTX
+// ISA lanes 4 r to 4 r + 3 read row r of each matrix, so a lane's read of a row that another lane wrote needs an order.
+void emu_load_matrices(int kind, unsigned* result, const void* row, int line = __builtin_LINE());
+}

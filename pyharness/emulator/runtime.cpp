@@ -470,6 +470,92 @@ void relaxed_write(uptr a, bool keep_earlier) {
   if (!me.fenced.empty()) merge(machine->published[a], me.fenced);
 }
 
+// ------------------------------------------------------------------------------------------------ tensor cores
+
+constexpr int kMmaBf16 = 17, kMmaF16 = 18, kMmaTf32 = 19, kLoadMatrices = 20, kLoadMatricesTransposed = 21;
+
+// What a lane brings to an mma, and to an ldmatrix; `value` of its fiber points here.
+struct MmaOperands {
+  float* d;
+  const u32* a;
+  u32 b[2];
+};
+struct MatrixRow {
+  uptr row;
+  u32* result;
+  uptr reads[4];  // the words that this lane loads, one a matrix; the last lane to arrive fills them in
+};
+
+float bits_to_float(u32 bits) {
+  float v;
+  std::memcpy(&v, &bits, 4);
+  return v;
+}
+
+double widen_f16(u32 h) {
+  const u32 magnitude = (h & 0x7fffu) << 13;
+  // Exponents differ by 112; as a product, so that subnormals come out right.
+  const float v = (h & 0x7c00u) == 0x7c00u ? bits_to_float(magnitude | 0x7f800000u) : bits_to_float(magnitude) * 0x1p112f;
+  return h & 0x8000u ? -v : v;
+}
+
+double widen_16(int kind, u32 h) { return kind == kMmaF16 ? widen_f16(h) : bits_to_float(h << 16); }
+
+// The fragments are those of the PTX ISA: mma.m16n8k16 with 16-bit elements, mma.m16n8k8 with tf32.
+void multiply(int kind, const Fiber* lanes) {
+  double a[16][16], b[16][8], d[16][8];
+  const u32 depth = kind == kMmaTf32 ? 8 : 16;
+  for (u32 lane = 0; lane < 32; ++lane) {
+    const auto& from = *reinterpret_cast<const MmaOperands*>(lanes[lane].value);
+    const u32 group = lane / 4, member = lane % 4;
+    for (u32 i = 0; i < 4; ++i) {
+      const u32 row = group + 8 * (i % 2), half = i / 2;
+      if (kind == kMmaTf32) {
+        a[row][member + 4 * half] = bits_to_float(from.a[i] & 0xffffe000u);
+      } else {
+        a[row][2 * member + 8 * half] = widen_16(kind, from.a[i] & 0xffffu);
+        a[row][2 * member + 8 * half + 1] = widen_16(kind, from.a[i] >> 16);
+      }
+      d[group + 8 * (i / 2)][2 * member + i % 2] = from.d[i];
+    }
+    for (u32 i = 0; i < 2; ++i) {
+      if (kind == kMmaTf32) {
+        b[member + 4 * i][group] = bits_to_float(from.b[i] & 0xffffe000u);
+      } else {
+        b[2 * member + 8 * i][group] = widen_16(kind, from.b[i] & 0xffffu);
+        b[2 * member + 8 * i + 1][group] = widen_16(kind, from.b[i] >> 16);
+      }
+    }
+  }
+  for (u32 row = 0; row < 16; ++row)
+    for (u32 k = 0; k < depth; ++k)
+      for (u32 column = 0; column < 8; ++column) d[row][column] += a[row][k] * b[k][column];
+  for (u32 lane = 0; lane < 32; ++lane) {
+    float* to = reinterpret_cast<const MmaOperands*>(lanes[lane].value)->d;
+    for (u32 i = 0; i < 4; ++i) to[i] = static_cast<float>(d[lane / 4 + 8 * (i / 2)][2 * (lane % 4) + i % 2]);
+  }
+}
+
+// The values are taken when all lanes have come; each lane tells the shadow of its reads when it goes on.
+void load_matrices(bool transposed, const Fiber* lanes) {
+  auto of = [lanes](u32 lane) -> MatrixRow& { return *reinterpret_cast<MatrixRow*>(lanes[lane].value); };
+  auto element = [](uptr row, u32 column) -> u32 {
+    u16 v;
+    std::memcpy(&v, reinterpret_cast<const void*>(row + 2 * column), 2);
+    return v;
+  };
+  for (u32 lane = 0; lane < 32; ++lane) {
+    const u32 group = lane / 4, member = lane % 4;
+    for (u32 i = 0; i < 4; ++i) {
+      const uptr row = of(8 * i + group).row;
+      of(lane).reads[i] = row + 4 * member;
+      const uptr low = transposed ? of(8 * i + 2 * member).row : row, high = transposed ? of(8 * i + 2 * member + 1).row : row;
+      of(lane).result[i] =
+          element(low, transposed ? group : 2 * member) | element(high, transposed ? group : 2 * member + 1) << 16;
+    }
+  }
+}
+
 // ------------------------------------------------------------------------------------------------ waiting
 
 void wait(State state, int line) {
@@ -487,13 +573,17 @@ void make_ready(Fiber& f) {
 const char* place(const Fiber& f, char (&out)[96]) {
   static const char* const names[] = {"__syncwarp", "__shfl_sync", "__shfl_up_sync", "__shfl_down_sync", "__shfl_xor_sync",
                                       "__ballot_sync", "__any_sync", "__all_sync", "__match_any_sync"};
+  static const char* const matrix_names[] = {"mma of bf16", "mma of f16", "mma of tf32", "ldmatrix", "ldmatrix.trans"};
   switch (f.state) {
     case State::kReady: std::snprintf(out, sizeof out, "is running"); break;
     case State::kYielded: std::snprintf(out, sizeof out, "is spinning"); break;
     case State::kBarrier: std::snprintf(out, sizeof out, "waits at __syncthreads in line %d", f.line); break;
     case State::kDone: std::snprintf(out, sizeof out, "has exited"); break;
     case State::kWarp:
-      std::snprintf(out, sizeof out, "waits at %s in line %d with mask 0x%08x", f.kind <= 8 ? names[f.kind] : "__reduce_sync",
+      std::snprintf(out, sizeof out, "waits at %s in line %d with mask 0x%08x",
+                    f.kind <= 8           ? names[f.kind]
+                    : f.kind < kMmaBf16   ? "__reduce_sync"
+                                          : matrix_names[f.kind - kMmaBf16],
                     f.line, f.mask);
   }
   return out;
@@ -616,6 +706,10 @@ void finish_warp_operation(Block& b, u32 first_thread, u32 mask) {
              i, first_thread / 32, source, mask, where);
       abandon();
     });
+  } else if (kind >= kLoadMatrices) {
+    load_matrices(kind == kLoadMatricesTransposed, lanes);
+  } else if (kind >= kMmaBf16) {
+    multiply(kind, lanes);
   } else {
     bool first = true;
     each([&](u32 i) {
@@ -984,6 +1078,35 @@ HOOK u64 emu_warp(int kind, unsigned mask, u64 value, unsigned source, int line)
   }
   switch_out();
   return me.result;
+}
+
+// The mask of a tensor-core instruction is the whole warp.
+static void whole_warp(int kind, u64 operands, int line) {
+  const Fiber& me = *machine->current;
+  if (const u32 exists = me.block->warps[me.warp].exists; exists != ~0u) {
+    report("warp-mask", 0, 0, nullptr, line, 0, kNobody, "mma and ldmatrix take all 32 lanes of a warp, and warp %u has the lanes 0x%08x",
+           me.warp, exists);
+    abandon();
+  }
+  emu_warp(kind, ~0u, operands, me.lane, line);
+}
+
+HOOK void emu_mma(int kind, float* d, const u32* a, u32 b0, u32 b1, int line) {
+  MmaOperands mine{d, a, {b0, b1}};
+  whole_warp(kind, reinterpret_cast<u64>(&mine), line);
+}
+
+HOOK void emu_load_matrices(int kind, u32* result, const void* row, int line) {
+  const auto a = reinterpret_cast<uptr>(row);
+  const uptr s = a - reinterpret_cast<uptr>(shared_memory);
+  if (s >= kSharedMax || s + 16 > hot.shared_bytes) {
+    beyond_shared(a, 16, PC, false);
+    abandon();
+  }
+  if (a % 16) bad_alignment(a, 16, PC);
+  MatrixRow mine{a, result, {}};
+  whole_warp(kind, reinterpret_cast<u64>(&mine), line);
+  for (uptr word : mine.reads) access<4, false>(word, PC);
 }
 
 HOOK void emu_fence(int) {

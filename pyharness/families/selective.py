@@ -194,6 +194,10 @@ class SelectiveSpec(KernelSpec):
     def grid_rule(self) -> dict[str, Any]:
         return {"rule": "channels", "rows": self.rows, "sequences": self.sequences or 1}
 
+    @property
+    def limits(self) -> dict[str, list[int]]:
+        return super().limits | {"head_dim": [1, 1]}
+
     def constants(self) -> dict[str, Any]:
         return {"spec": self}
 

@@ -1,0 +1,267 @@
+"""The `ssd` family: prefill as chunked matrix products on tensor cores (state space duality)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from pyharness.errors import NoKernel
+from pyharness.spec import DTYPE_BYTES, IO_DTYPES, MAX_GRID_X, SHARED_LIMIT, Geometry, KernelSpec, Launch, Launchable, Plan
+
+#: How f32 operands are multiplied; 16-bit ones are multiplied as they are.
+PRECISIONS = ("split", "tf32")
+CHUNKS = (32, 64, 128, 256)
+MAX_SEGMENTS = 64
+#: Relative norm of the error that rounding of operands may cause, in one head of one sequence: four units in the last
+#: place of the operand, of which a product of two has at most two, by what multiplies them. `split` drops the product
+#: of the two small parts, 2^-16 of the whole.
+OPERAND_ERROR = {"bf16": 2.0**-7, "f16": 2.0**-10, "tf32": 2.0**-10, "split": 2.0**-15}
+_STATE_REGISTERS = 128
+_MOST_SHARED = max(SHARED_LIMIT.values())
+_TILE = 16
+_GROUP_ROWS = 64
+_WORD_BYTES = 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class SsdSpec(KernelSpec):
+    """A chunked kernel; fields left at 0 take their defaults.
+
+    Attributes:
+        head_dim: rows of a head, a multiple of 16.
+        rows: rows of a head whose state one warp holds, a multiple of 16 that divides head_dim.
+        warps: warps of a block: those of one head times the heads of a block.
+        chunk: tokens whose products are taken together; states can be had behind each.
+        segments: most parts that a sequence is cut into in time, walked at once; 1 walks it whole in one launch.
+        precision: for f32 io, "split" (sums of two bf16 operands) or "tf32"; empty for 16-bit io.
+
+    Raises:
+        NoKernel: the combination cannot exist; the message gives the reason.
+    """
+
+    family: ClassVar[str] = "ssd"
+    numerics_revision: ClassVar[int] = 1
+
+    head_dim: int = 0
+    rows: int = 0
+    warps: int = 0
+    chunk: int = 0
+    segments: int = 0
+    precision: str = ""
+    exact: str = ""
+
+    def __post_init__(self) -> None:
+        if self.io == "f32" and not self.precision:
+            object.__setattr__(self, "precision", PRECISIONS[0])
+        self._default("head_dim", 64)
+        self._default("chunk", 64)
+        self._default("segments", 1)
+        if self.d_state > 0 and self.head_dim > 0:
+            self._default("rows", self._default_rows())
+            if self.rows > 0:
+                self._default("warps", max(1, self.head_dim // self.rows) * (2 if self.exact else 1))
+        reason = self._invalid()
+        if reason:
+            raise NoKernel(f"no ssd kernel with {self.fields()}: {reason}")
+
+    def _default_rows(self) -> int:
+        """The most rows, up to 32, that divide head_dim and whose state fits a warp's registers."""
+        if self.exact:
+            return _TILE
+        fits = [r for r in (32, 16) if self.head_dim % r == 0 and r * self.d_state <= 32 * _STATE_REGISTERS]
+        return fits[0] if fits else _TILE
+
+    def _invalid(self) -> str:
+        if self.io not in IO_DTYPES:
+            return f"io must be one of {', '.join(IO_DTYPES)}, found {self.io!r}"
+        if self.state not in IO_DTYPES:
+            return f"state must be one of {', '.join(IO_DTYPES)}, found {self.state!r}"
+        if self.precision not in (PRECISIONS if self.io == "f32" else ("",)):
+            wanted = " or ".join(PRECISIONS) if self.io == "f32" else "left out for 16-bit io"
+            return f"precision must be {wanted}, found {self.precision!r}"
+        if not 16 <= self.d_state <= 256 or self.d_state % _TILE:
+            return f"d_state must be a multiple of 16 from 16 to 256, found {self.d_state}"
+        if not 16 <= self.head_dim <= 256 or self.head_dim % _TILE:
+            return f"head_dim must be a multiple of 16 from 16 to 256, found {self.head_dim}"
+        if self.rows < _TILE or self.rows % _TILE or self.head_dim % self.rows:
+            return f"rows must be a multiple of 16 that divides head_dim {self.head_dim}, found {self.rows}"
+        if self.rows * self.d_state > 32 * _STATE_REGISTERS:
+            return f"a warp holds at most 4096 state elements, found {self.rows} rows of {self.d_state}"
+        each = self.head_dim // self.rows * (2 if self.exact else 1)
+        if not 1 <= self.warps <= 16 or self.warps % each:
+            return f"warps must be 1 to 16, a multiple of the {each} of a head, found {self.warps}"
+        if self.chunk not in CHUNKS:
+            return f"chunk must be one of {', '.join(map(str, CHUNKS))} tokens, found {self.chunk}"
+        if self.exact:
+            reason = self._invalid_exact()
+            if reason:
+                return reason
+        if not 1 <= self.segments <= MAX_SEGMENTS:
+            return f"segments must be 1 to {MAX_SEGMENTS}, found {self.segments}"
+        if self.shared_bytes > _MOST_SHARED:
+            return f"a block may use {_MOST_SHARED} bytes of shared memory, found {self.shared_bytes}"
+        return ""
+
+    def _invalid_exact(self) -> str:
+        if self.exact != "sm_90a":
+            return f"the only exact target is sm_90a, found {self.exact!r}"
+        if self.io == "f32" or self.chunk != _GROUP_ROWS or self.rows != _TILE:
+            return (
+                f"sm_90a takes 16-bit io, chunks of 64 tokens and 16 rows a warp, found {self.io}, {self.chunk}, "
+                f"{self.rows}"
+            )
+        if self.head_dim % _GROUP_ROWS or self.d_state % _GROUP_ROWS or self.warps % 8:
+            return (
+                f"sm_90a takes multiples of 64 rows and columns and of 8 warps, found head_dim {self.head_dim}, "
+                f"d_state {self.d_state}, {self.warps} warps"
+            )
+        return ""
+
+    @property
+    def operand(self) -> str:
+        """Type of what the tensor cores multiply."""
+        return {"": self.io, "tf32": "f32", "split": "bf16"}[self.precision]
+
+    @property
+    def parts(self) -> int:
+        """Operands that one value is the sum of."""
+        return 2 if self.precision == "split" else 1
+
+    @property
+    def heads(self) -> int:
+        """Heads of a block."""
+        return self.warps // (2 if self.exact else 1) * self.rows // self.head_dim
+
+    @property
+    def stages(self) -> int:
+        """Chunks in shared memory: more than one where others are copied during the work, which `split` cannot do."""
+        if self.exact:
+            return 3 if self._shared(3) <= _MOST_SHARED else 2
+        return 2 if self.parts == 1 and self._shared(2) <= _MOST_SHARED else 1
+
+    @property
+    def together(self) -> int:
+        """Tiles of 16 tokens whose y a warp sums at the same time."""
+        state = self.rows * self.d_state // 32
+        wanted = (96 if state <= 64 and self.warps <= 12 else 16 if self.warps > 12 else 32) // (self.rows // 2)
+        if self.parts == 2 or self.precision == "tf32":
+            wanted = min(wanted, 2)
+        tiles = self.chunk // _TILE
+        return max(n for n in (1, 2, 4) if n <= max(wanted, 1) and tiles % n == 0)
+
+    @property
+    def operand_error(self) -> float:
+        return OPERAND_ERROR[self.precision or self.io]
+
+    @property
+    def threads(self) -> int:
+        return 32 * self.warps
+
+    @property
+    def blocks(self) -> int:
+        """Blocks whose registers must fit a multiprocessor."""
+        state = self.rows * self.d_state // 32
+        return max(1, (8 if state > 64 or self.precision else 12) // self.warps)
+
+    def _shared(self, stages: int) -> int:
+        if self.exact:
+            return self._panel_bytes(stages)
+        operand = DTYPE_BYTES[self.operand]
+        pad = 16 // operand
+        tokens = 2 * (self.d_state + pad) + self.heads * self.head_dim + pad
+        tiles = self.chunk // _TILE
+        tile_words = 8 if self.precision else 4
+        scores = self.heads * tiles * (tiles + 1) // 2 * 32 * tile_words * _WORD_BYTES
+        return stages * self.parts * self.chunk * tokens * operand + scores + self._decay_bytes
+
+    @property
+    def _decay_bytes(self) -> int:
+        """Shared memory of the decays of two chunks, and of what each warp works them out from."""
+        decays = 2 * self.heads * (5 * self.chunk + self.chunk // _TILE) * _WORD_BYTES
+        return decays + self.warps // (2 if self.exact else 1) * 4 * _WORD_BYTES
+
+    def _panel_bytes(self, stages: int) -> int:
+        """Shared memory where warp groups multiply: tokens of each stage, and each group's state, in 16 bits."""
+        tokens = stages * self.chunk * (2 * self.d_state + self.heads * self.head_dim)
+        return 2 * (tokens + self.warps // 4 * _GROUP_ROWS * self.d_state) + self._decay_bytes
+
+    @property
+    def shared_bytes(self) -> int:
+        return self._shared(self.stages)
+
+    @property
+    def entries(self) -> tuple[tuple[str, int], ...]:
+        """The launches in order: entry, and the segments of a sequence that it walks."""
+        walk = (("walk", self.segments),)
+        return (("gather", self.segments - 1), *walk) if self.segments > 1 else walk
+
+    @property
+    def grid_rule(self) -> dict[str, Any]:
+        return {
+            "rule": "segments",
+            "heads": self.heads,
+            "chunk": self.chunk,
+            "segments": self.segments,
+            "state_bytes": self._state_bytes,
+            "gather_threads": self.gather_threads,
+        }
+
+    @property
+    def gather_threads(self) -> int:
+        """Threads of a block of the first of two launches, which writes no y."""
+        return self.threads // 2 if self.exact else self.threads
+
+    @property
+    def limits(self) -> dict[str, list[int]]:
+        return super().limits | {"per_column_a": [0, 0], "checkpoint_step_multiple": [self.chunk, self.chunk]}
+
+    @property
+    def launchable(self) -> Launchable:
+        return Launchable(tuple(self.symbol(entry) for entry, _ in self.entries), self.threads, self.shared_bytes)
+
+    @property
+    def _state_bytes(self) -> int:
+        """Workspace of one head's state and the exponent of its decay."""
+        return 4 * self.head_dim * self.d_state + 8
+
+    def constants(self) -> dict[str, Any]:
+        return {"spec": self}
+
+    def excluded(self, target: str) -> str:
+        if target == "sm_75":
+            return "sm_75 has no bf16 or tf32 products and no asynchronous copies"
+        return super().excluded(target)
+
+    def refusal(self, geometry: Geometry) -> str:
+        if geometry.d_state != self.d_state:
+            return f"specialised on d_state {self.d_state}, found {geometry.d_state}"
+        if geometry.head_dim != self.head_dim:
+            return f"specialised on head_dim {self.head_dim}, found {geometry.head_dim}"
+        if geometry.per_column_a:
+            return "one A a head is wanted (Mamba-2), found one a column (Mamba-1)"
+        if geometry.checkpoint_step % self.chunk:
+            return (
+                f"states can be had behind every {self.chunk} tokens of a sequence and at its end, found "
+                f"checkpoint_slots behind a multiple of {geometry.checkpoint_step} tokens: use the family `recurrent`"
+            )
+        return ""
+
+    def plan(self, geometry: Geometry) -> Plan:
+        reason = self.refusal(geometry)
+        if reason:
+            raise NoKernel(f"{self.id}: {reason}")
+        runs = geometry.groups * -(-(geometry.heads // geometry.groups) // self.heads)
+        entries = max(geometry.sequences, 1)
+        launches = tuple(
+            Launch(
+                self.symbol(entry),
+                (min(entries * segments * runs, MAX_GRID_X), 1, 1),
+                (self.gather_threads if entry == "gather" else self.threads, 1, 1),
+                self.shared_bytes,
+            )
+            for entry, segments in self.entries
+        )
+        kept = 0
+        if self.segments > 1:
+            kept = min(geometry.sequences * self.segments, geometry.tokens // self.chunk + geometry.sequences)
+        return Plan(launches, workspace_bytes=kept * geometry.heads * self._state_bytes, chunk=self.chunk)
