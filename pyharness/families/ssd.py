@@ -6,7 +6,17 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from pyharness.errors import NoKernel
-from pyharness.spec import DTYPE_BYTES, IO_DTYPES, MAX_GRID_X, SHARED_LIMIT, Geometry, KernelSpec, Launch, Launchable, Plan
+from pyharness.spec import (
+    DTYPE_BYTES,
+    IO_DTYPES,
+    MAX_GRID_X,
+    SHARED_LIMIT,
+    Geometry,
+    KernelSpec,
+    Launch,
+    Launchable,
+    Plan,
+)
 
 #: How f32 operands are multiplied; 16-bit ones are multiplied as they are.
 PRECISIONS = ("split", "tf32")
