@@ -58,13 +58,13 @@ _SSD: tuple[KernelSpec, ...] = (
         for n in (_MEASURED, 64)
         for segments in (1, 4)
     ),
-    SsdSpec(d_state=_MEASURED, io="f16", warps=16, segments=4, exact="sm_90a"),
+    SsdSpec(d_state=_MEASURED, io="f16", warps=16, exact="sm_90a"),
     # Portable: within 99 KiB of shared memory, but for the large blocks of sm_90 and sm_100.
     *(SsdSpec(d_state=_MEASURED, io="bf16", rows=16, warps=4, segments=segments) for segments in (1, 8)),
     SsdSpec(d_state=_MEASURED, io="bf16", rows=32, warps=8, segments=8),
     SsdSpec(d_state=_MEASURED, io="f16", rows=16, warps=4, segments=8),
     SsdSpec(d_state=64, io="bf16", rows=16, warps=4, segments=8),
-    *(SsdSpec(d_state=_MEASURED, head_dim=80, io="bf16", rows=16, warps=5, segments=segments) for segments in (1, 8)),
+    SsdSpec(d_state=_MEASURED, head_dim=80, io="bf16", rows=16, warps=5, segments=8),
     SsdSpec(d_state=256, head_dim=128, io="bf16", rows=16, warps=8, chunk=32, segments=8),
     # f32, as sums of two bf16 operands and rounded to tf32.
     *(SsdSpec(d_state=_MEASURED, rows=16, warps=4, chunk=chunk, segments=8) for chunk in (32, 64)),

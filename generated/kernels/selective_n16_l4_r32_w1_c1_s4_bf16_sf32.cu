@@ -10,11 +10,11 @@
 //   y[t,h] = (sum_n S[n] * C[t,g,n] + D[h] * x[t,h]) * silu(z[t,h])
 //
 // For decode. A block keeps its run of channels and goes from sequence to sequence, so that A, which is as large as a
-// state, is read once for all of them. A lane owns 4 channel(s) by 4 columns, the columns as 16-byte pieces l, l + 4, ...
-// of 4: all of a sequence's state is asked for while the state of the one before is used, neighbouring lanes at
-// neighbouring addresses. Nothing is staged in shared memory and no warp waits for another. Softplus and gate are
-// computed once a (channel, token) and shuffled to the lanes that share the channel. Longer sequences are right too, and
-// slow.
+// state, is read once for all of them. A lane owns 4 channel(s) by 4 columns, the columns as
+// 16-byte pieces l, l + 4, ... of 4: all of a sequence's state is asked for while the state
+// of the one before is used, neighbouring lanes at neighbouring addresses. Nothing is staged in shared memory and no
+// warp waits for another. Softplus and gate are computed once a (channel, token) and shuffled to the lanes that share
+// the channel. Longer sequences are right too, and slow.
 //
 // The decay is 2^(d * (A log2 e)): two roundings of the exponent and one of the power, a relative error of at most
 // (|d A| + 2) 2^-23. y is summed by column bits from high to low, in the order of the other families: every number of

@@ -9,11 +9,12 @@
 //   S[n] = exp(d * A[h,n]) * S[n] + d * B[t,g,n] * x[t,h]
 //   y[t,h] = (sum_n S[n] * C[t,g,n] + D[h] * x[t,h]) * silu(z[t,h])
 //
-// For prefill. A lane owns 1 channel(s) by 4 columns in registers, the columns as quads l, l + 4, ...; B, C, dt, x
-// and z of the next chunk are copied asynchronously while this one is computed. Every exponential is of its own
-// (channel, column, token), and a multiprocessor issues 16 a clock: what surrounds them is kept small. Softplus and gate
-// are computed once a (channel, token): the 4 lanes that share 1 channel(s) take 4 of them, for 4 token(s), and the sums
-// of y cross the lanes together, so that each lane is left with the sum that it gates and stores.
+// For prefill. A lane owns 1 channel(s) by 4 columns in registers, the columns as quads l,
+// l + 4, ...; B, C, dt, x and z of the next chunk are copied asynchronously while this one is computed.
+// Every exponential is of its own (channel, column, token), and a multiprocessor issues 16 a clock: what surrounds them
+// is kept small. Softplus and gate are computed once a (channel, token): the 4 lanes that share
+// 1 channel(s) take 4 of them, for 4 token(s), and the sums of y cross the
+// lanes together, so that each lane is left with the sum that it gates and stores.
 //
 // The decay is 2^(d * (A log2 e)): two roundings of the exponent and one of the power, a relative error of at most
 // (|d A| + 2) 2^-23. y is summed by column bits from high to low, in the order of the other families: every number of
