@@ -381,9 +381,11 @@ def edge_cases(
     yield Case("shared read slot", lambda: shared_read_slot(n, io, state))
 
 
-def strong_decay(d_state: int, io: str = "f32", state: str = "f32") -> ScanProblem:
+def strong_decay(
+    d_state: int, io: str = "f32", state: str = "f32", *, head_dim: int = 3, tokens: int = 40
+) -> ScanProblem:
     """A = -1e4 with dt = 20 among small steps: every exponent is hugely negative, nothing may become Inf or NaN."""
-    problem = draw(7, Shape((40, 25), 2, 3, d_state), Options(io=io, state=state, dt_bias=False))
+    problem = draw(7, Shape((tokens, 25), 2, head_dim, d_state), Options(io=io, state=state, dt_bias=False))
     mixed = np.where(np.random.default_rng(8).uniform(size=problem.dt.shape) < 0.1, 20.0, -9.0)
     return replace(problem, dt=mixed.astype(problem.dt.dtype), A=np.full(problem.heads, -1e4, np.float32))
 

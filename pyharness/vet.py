@@ -119,13 +119,19 @@ def decode_cases(spec: KernelSpec) -> Iterator[Case]:
 
 
 def prefill_cases(spec: KernelSpec) -> Iterator[Case]:
-    """The peers' suites of chunked prefill that a kernel runs; heads and batch are cut, for the oracle's sake."""
+    """The peers' suites of chunked prefill that a kernel runs, with heads and batch cut for the oracle's sake; and strong
+    decay over all parts that a sequence is cut into.
+    """
     for replay in itertools.chain.from_iterable(suite.cases() for suite in PREFILL_SUITES):
         if (replay.shape.d_state, replay.options.io, replay.options.state) != (spec.d_state, spec.io, spec.state):
             continue
         case = Case(replay.name, functools.partial(replay.problem, reduce=True))
         if _runs(spec, case):
             yield case
+    head_dim, tokens = head_dim_of(spec, 64), getattr(spec, "segments", 1) * chunk_of(spec, spec.d_state) + 3
+    name = f"strong decay n{spec.d_state} p{head_dim} {tokens} tokens {spec.io} s{spec.state}"
+    strong = functools.partial(cases.strong_decay, spec.d_state, spec.io, spec.state, head_dim=head_dim, tokens=tokens)
+    yield Case(name, strong)
 
 
 def plain_cases(spec: KernelSpec) -> Iterator[Case]:

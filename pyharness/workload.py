@@ -181,11 +181,19 @@ def _mixed_lengths(sequences: int, longest: int) -> tuple[int, ...]:
     return tuple(int(length) for length in np.random.default_rng(sequences).permutation(spread))
 
 
-def _prefill(sequences: int, tokens: int, io: str = "bf16", **sizes: Any) -> Point:
-    return Point("prefill", sequences, tokens, False, io=io, **sizes)
+def _prefill(
+    sequences: int,
+    tokens: int,
+    io: str = "bf16",
+    *,
+    heads: int = 64,
+    head_dim: int = 64,
+    d_state: int = 128,
+    groups: int = 8,
+) -> Point:
+    return Point("prefill", sequences, tokens, False, heads, head_dim, d_state, groups, io)
 
 
-_ONE_GROUP: dict[str, Any] = {"groups": 1}
 #: Prompts as chunked products take them: short to very long, batches, other models, every io; and where they begin to
 #: pay, in tokens and in heads.
 PREFILL = (
@@ -193,12 +201,12 @@ PREFILL = (
     replace(_prefill(32, 2000), lengths=_mixed_lengths(32, 2000)),
     _prefill(1, 4096, heads=128, head_dim=80),
     _prefill(1, 4096, heads=32, head_dim=128, d_state=256, groups=2),
-    _prefill(1, 4096, heads=48, **_ONE_GROUP),
-    *(_prefill(*many, d_state=64, **_ONE_GROUP) for many in ((8, 1024), (4, 4096))),
+    _prefill(1, 4096, heads=48, groups=1),
+    *(_prefill(*many, d_state=64, groups=1) for many in ((8, 1024), (4, 4096))),
     _prefill(1, 4096, io="f16"),
     *(_prefill(*many, io="f32") for many in ((1, 512), (1, 4096), (8, 1024))),
     *(_prefill(1, tokens) for tokens in (16, 32, 64, 128, 256)),
-    *(_prefill(1, tokens, heads=16, **_ONE_GROUP) for tokens in (64, 256, 1024, 4096)),
+    *(_prefill(1, tokens, heads=16, groups=1) for tokens in (64, 256, 1024, 4096)),
     *(_prefill(1, tokens, io="f32") for tokens in (64, 256)),
 )
 

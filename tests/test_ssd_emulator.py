@@ -17,7 +17,7 @@ import pytest
 from pyharness import EmulatorError, ScanProblem, scan
 from pyharness.args import SCAN_ARGS, Flag
 from pyharness.binding import bind, outputs
-from pyharness.cases import Options, Shape, draw, huge_slot_stride, peer_cases
+from pyharness.cases import Options, Shape, draw, huge_slot_stride, peer_cases, strong_decay
 from pyharness.compare import compare, scaled_error
 from pyharness.emulator import EmulatorBuffer, EmulatorLaunch, run
 from pyharness.errors import NoKernel
@@ -114,11 +114,9 @@ def test_options(spec: SsdSpec) -> None:
 
 @EVERY_KERNEL
 def test_strong_decay_beside_weak(spec: SsdSpec) -> None:
-    """A = -1e4 with dt = 20 among small steps: every exponent is hugely negative, nothing may become Inf or NaN."""
-    problem = draw(7, shape_of(spec, (3 * spec.chunk, 25)), options_of(spec, dt_bias=False, dt_f32=True))
-    steps = np.where(np.random.default_rng(8).uniform(size=problem.dt.shape) < 0.1, 20.0, -9.0).astype(np.float32)
+    problem = strong_decay(spec.d_state, spec.io, spec.state, head_dim=spec.head_dim, tokens=3 * spec.chunk)
     for A in (-1e4, -16.0):
-        assert_right(replace(problem, dt=steps, A=np.full(problem.heads, A, np.float32)), spec)
+        assert_right(replace(problem, A=np.full(problem.heads, A, np.float32)), spec)
 
 
 def long_sum() -> ScanProblem:

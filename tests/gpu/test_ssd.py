@@ -14,7 +14,6 @@ from pyharness.compare import compare, relative_norm, scaled_error
 from pyharness.device import get, image_target
 from pyharness.errors import NoKernel
 from pyharness.families import SsdSpec, UpdateSpec
-from pyharness.problem import ScanProblem
 from pyharness.scan import run_emulator
 from pyharness.spec import parse_id
 from tests.handover import assert_decode_goes_on
@@ -154,18 +153,11 @@ def test_slots_further_apart_than_2_to_the_31_elements() -> None:
     vet.check_case(SsdSpec(d_state=32, head_dim=32), Case("huge slot stride p32", lambda: problem))
 
 
-def strong(spec: SsdSpec) -> ScanProblem:
-    """A = -1e4 with dt = 20 among small steps, in a sequence of every segment."""
-    lengths = (spec.segments * spec.chunk + 3, 25)
-    options = Options(io=spec.io, state=spec.state, dt_bias=False, dt_f32=True)
-    problem = draw(7, Shape(lengths, 2, spec.head_dim, spec.d_state), options)
-    steps = np.where(np.random.default_rng(8).uniform(size=problem.dt.shape) < 0.1, 20.0, -9.0).astype(np.float32)
-    return replace(problem, dt=steps)
-
-
 @EVERY_KERNEL
-@pytest.mark.parametrize("A", [-1e4, -16.0])
+@pytest.mark.parametrize("A", [-256.0, -16.0])
 def test_strong_decay_beside_weak(spec: SsdSpec, A: float) -> None:
-    problem = replace(strong(spec), A=np.full(2, A, np.float32))
+    tokens = spec.segments * spec.chunk + 3
+    problem = cases.strong_decay(spec.d_state, spec.io, spec.state, head_dim=spec.head_dim, tokens=tokens)
+    problem = replace(problem, A=np.full(2, A, np.float32))
     errors = compare(scan(problem, runnable(spec).id, "gpu"), problem)
     assert errors.ok, str(errors)
