@@ -119,8 +119,8 @@ def decode_cases(spec: KernelSpec) -> Iterator[Case]:
 
 
 def prefill_cases(spec: KernelSpec) -> Iterator[Case]:
-    """The peers' suites of chunked prefill that a kernel runs, with heads and batch cut for the oracle's sake; and strong
-    decay over all parts that a sequence is cut into.
+    """The peers' suites of chunked prefill that a kernel runs, with heads and batch cut for the oracle's sake; and
+    strong decay over all parts that a sequence is cut into.
     """
     for replay in itertools.chain.from_iterable(suite.cases() for suite in PREFILL_SUITES):
         if (replay.shape.d_state, replay.options.io, replay.options.state) != (spec.d_state, spec.io, spec.state):
