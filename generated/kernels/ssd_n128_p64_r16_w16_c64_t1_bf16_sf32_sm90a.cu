@@ -2,26 +2,28 @@
 //
 // ssm_ssd_n128_p64_r16_w16_c64_t1_bf16_sf32_sm90a
 //
-// Prefill of Mamba-2 as chunked matrix products on tensor cores (state space duality, Dao and Gu 2024). For token t of a
-// sequence, head h, group g = h / (heads / groups), row p, column n:
+// Prefill of Mamba-2 as chunked matrix products on tensor cores (state space duality, Dao and Gu 2024). For
+// token t of a sequence, head h, group g = h / (heads / groups), row p, column n:
 //
 //   d      = dt[t,h] + dt_bias[h];  d = log1p(exp(d)) where d <= 20 (softplus);  d = clamp(d, dt_min, dt_max)
 //   S[p,n] = exp(d * A[h]) * S[p,n] + d * B[t,g,n] * x[t,h,p]
 //   y[t,h,p] = (sum_n S[p,n] * C[t,g,n] + D[h] * x[t,h,p]) * silu(z[t,h,p])
 //
-// A sequence is cut into chunks of 64 tokens from its own start. With L the running sum of d * A in a chunk, y of a
-// chunk is (C . S) exp(L) from the state S before it, plus (C . B^T) exp(L - L^T) d x from its own tokens, and S becomes
-// exp(L_end) S + (x exp(L_end - L) d)^T . B: products of matrices, of which the tensor cores take tiles of 16 x 16. A warp
-// keeps 16 rows of a head's state in f32 registers from chunk to chunk, where they are, packed, an operand of C . S
-// as they stand. C . B^T is worked out once for the 2 heads of a block. Sums of d * A are kept in two floats, and
-// every decay is exp2 of a difference of such sums, at most 0 where A <= 0: nothing overflows, and what underflows is 0.
+// A sequence is cut into chunks of 64 tokens from its own start. With L the running sum of d * A in a
+// chunk, y of a chunk is (C . S) exp(L) from the state S before it, plus (C . B^T) exp(L - L^T) d x from its
+// own tokens, and S becomes exp(L_end) S + (x exp(L_end - L) d)^T . B: products of matrices, of which the
+// tensor cores take tiles of 16 x 16. A warp keeps 16 rows of a head's state in f32 registers from
+// chunk to chunk, where they are, packed, an operand of C . S as they stand. C . B^T is worked out once for the
+// 2 heads of a block. Sums of d * A are kept in two floats, and every decay is exp2 of a difference of
+// such sums, at most 0 where A <= 0: nothing overflows, and what underflows is 0.
 //
 // Launch, in order:
 //   ssm_ssd_n128_p64_r16_w16_c64_t1_bf16_sf32_sm90a_walk: grid.x = entries * 1 * groups * runs
 //   with entries = max(sequences, 1), runs = ceil(heads / groups / 2), at most 2^31 - 1 (blocks stride beyond that);
 //   block.x = 512; dynamic shared memory = 218304 bytes.
 //   No workspace.
-// One argument, ScanArgs by value; the struct below is its table. heads is a multiple of groups, head_dim = 64.
+// One argument, ScanArgs by value; the struct below is its table. heads is a multiple of groups,
+// head_dim = 64.
 #include <cstddef>
 #include <cstdint>
 #include <cuda_bf16.h>
@@ -38,10 +40,10 @@ constexpr int kHeads = 2;     // heads of a block, all of one group
 constexpr int kChunk = 64;    // tokens of a chunk
 constexpr int kSegments = 1;  // most segments of a sequence, walked at the same time
 constexpr int kParts = 1;     // operands that one value is the sum of
-constexpr int kStages = 3;    // chunks in shared memory: 2 where the next is copied beside the work
+constexpr int kStages = 3;    // chunks in shared memory: those ahead are copied during the work
 constexpr int kWarps = 16;
 constexpr int kThreads = 32 * kWarps;
-constexpr int kStageThreads = kThreads / 2;  // those that copy tokens to shared memory
+constexpr int kStageThreads = kThreads / 2;  // they copy tokens
 
 // The one argument of every entry. The order is frozen: NumPy (pyharness/args.py), Go and C mirror it.
 // Pointers are device addresses, null where an optional array is absent. Strides are in elements.
@@ -357,7 +359,8 @@ __device__ __forceinline__ float2 widen2(uint32_t v, T) {
   return make_float2(wide.x, wide.y);
 }
 
-// Two neighbouring columns of a row of a slot, the first of which is even. `vector` says that they may go as one access.
+// Two neighbouring columns of a row of a slot, the first of which is even. `vector` says that they may go as one
+// access.
 __device__ __forceinline__ float2 load_pair(const State* p, bool vector) {
   if (!vector) return make_float2(to_f32(p[0]), to_f32(p[1]));
   return widen2(load_streaming(reinterpret_cast<const Pair<State>::type*>(p)), State());
@@ -455,10 +458,10 @@ __device__ __forceinline__ void copy_async_16_or_zeros(void* shared, const void*
     *static_cast<uint4*>(shared) = make_uint4(0u, 0u, 0u, 0u);
   }
 #else
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(
-                   static_cast<uint32_t>(__cvta_generic_to_shared(shared))),
-               "l"(global), "r"(there ? 16 : 0)
-               : "memory");
+  asm volatile(
+      "cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(static_cast<uint32_t>(__cvta_generic_to_shared(shared))),
+      "l"(global), "r"(there ? 16 : 0)
+      : "memory");
 #endif
 }
 
@@ -641,11 +644,11 @@ __device__ __forceinline__ void store_four(Io* p, float4 v, bool vector) {
   for (int i = 0; i < 4; ++i) p[i] = out[i];
 }
 
-// 16 x 16 tiles of operands as a warp holds them, 8 x 8 quarters a word: a lane has row lane / 4, columns 2 (lane % 4) +
-// {0, 1} of each. The left operand of a product has the quarters in the order (0, 0), (8, 0), (0, 8), (8, 8); the right
-// one, which is multiplied by its rows, in the order (0, 0), (0, 8), (8, 0), (8, 8), so that what one instruction takes
-// is in neighbouring registers. Two tiles of 8 columns that a product left, packed, are either. Where a value is the sum
-// of two operands, words 4 to 7 are the small ones.
+// 16 x 16 tiles of operands as a warp holds them, 8 x 8 quarters a word: a lane has row lane / 4, columns 2 (lane % 4)
+// + {0, 1} of each. The left operand of a product has the quarters in the order (0, 0), (8, 0), (0, 8), (8, 8); the
+// right one, which is multiplied by its rows, in the order (0, 0), (0, 8), (8, 0), (8, 8), so that what one instruction
+// takes is in neighbouring registers. Two tiles of 8 columns that a product left, packed, are either. Where a value is
+// the sum of two operands, words 4 to 7 are the small ones.
 struct alignas(16) Left {
   uint32_t r[4 * kParts];
 };
@@ -656,9 +659,9 @@ struct alignas(16) Right {
 // near += a * b^T for rows [0, 8) of b, far += the same for rows [8, 16). Of the products of two sums, that of the two
 // small parts is left out.
 __device__ __forceinline__ void multiply(float (&near)[4], float (&far)[4], const Left& a, const Right& b) {
-  const uint32_t(&large)[4] = reinterpret_cast<const uint32_t(&)[4]>(a.r[0]);
+  const uint32_t (&large)[4] = reinterpret_cast<const uint32_t (&)[4]>(a.r[0]);
   if constexpr (kParts == 2) {
-    const uint32_t(&small)[4] = reinterpret_cast<const uint32_t(&)[4]>(a.r[4 * (kParts - 1)]);
+    const uint32_t (&small)[4] = reinterpret_cast<const uint32_t (&)[4]>(a.r[4 * (kParts - 1)]);
     constexpr int kSmall = 4 * (kParts - 1);
     mma(near, small, b.r[0], b.r[1], Operand());
     mma(far, small, b.r[2], b.r[3], Operand());
@@ -675,7 +678,7 @@ __device__ __forceinline__ Left load_left(const Operand* from, int pitch, int ro
   const Operand* own = from + (row + lane % 16) * pitch + column + lane / 16 * 8;
 #pragma unroll
   for (int part = 0; part < kParts; ++part) {
-    load_matrices(reinterpret_cast<uint32_t(&)[4]>(t.r[4 * part]), own + part * plane);
+    load_matrices(reinterpret_cast<uint32_t (&)[4]>(t.r[4 * part]), own + part * plane);
   }
   return t;
 }
@@ -684,7 +687,7 @@ __device__ __forceinline__ Right load_right(const Operand* from, int pitch, int 
   const Operand* own = from + (row + lane % 8 + lane / 16 * 8) * pitch + column + (lane & 8);
 #pragma unroll
   for (int part = 0; part < kParts; ++part) {
-    load_matrices(reinterpret_cast<uint32_t(&)[4]>(t.r[4 * part]), own + part * plane);
+    load_matrices(reinterpret_cast<uint32_t (&)[4]>(t.r[4 * part]), own + part * plane);
   }
   return t;
 }
@@ -696,7 +699,7 @@ __device__ __forceinline__ Right load_right_transposed(const Operand* from, int 
   const Operand* own = from + (row + lane % 16) * pitch + column + lane / 16 * 8;
 #pragma unroll
   for (int part = 0; part < kParts; ++part) {
-    load_matrices_transposed(reinterpret_cast<uint32_t(&)[4]>(t.r[4 * part]), own + part * plane);
+    load_matrices_transposed(reinterpret_cast<uint32_t (&)[4]>(t.r[4 * part]), own + part * plane);
   }
   return t;
 }
@@ -791,18 +794,18 @@ __device__ __forceinline__ void read_tile(float2 (&v)[4], const Operand* from, i
 }
 
 #define SSM_OPERAND "bf16"
-// Products of a warp group, four warps whose first is a multiple of 4 (sm_90a): D [64][64] += A [64][16] B^T, B [64][16].
-// A warp has rows 16 w of A and D, in registers as for mma; A may lie in shared memory too, B always does. An array in
-// shared memory is a panel of 64 columns of 16 bits, 128 bytes a row, whose 16-byte pieces are swizzled: piece i of row r
-// is at i ^ (r % 8). `step` counts 16 along what is summed: columns of a panel whose rows are those of A or B, and rows of
-// a panel whose columns are B's rows (kTransposed).
+// Products of a warp group, four warps whose first is a multiple of 4 (sm_90a): D [64][64] += A [64][16] B^T, B
+// [64][16]. A warp has rows 16 w of A and D, in registers as for mma; A may lie in shared memory too, B always does. An
+// array in shared memory is a panel of 64 columns of 16 bits, 128 bytes a row, whose 16-byte pieces are swizzled: piece
+// i of row r is at i ^ (r % 8). `step` counts 16 along what is summed: columns of a panel whose rows are those of A or
+// B, and rows of a panel whose columns are B's rows (kTransposed).
 //
-// Products run beside the warps. What they read and write is theirs from products_begin until products_wait, and stores to
-// shared memory that they read are followed by fence_for_products and a barrier.
+// Products run beside the warps. What they read and write is theirs from products_begin until products_wait, and stores
+// to shared memory that they read are followed by fence_for_products and a barrier.
 constexpr int kPanelColumns = 64, kPanelRowBytes = 128;
 
-// Where an element of a panel is. Columns that are some multiple of 16 further right, within the panel, are at this place
-// xor that multiple.
+// Where an element of a panel is. Columns that are some multiple of 16 further right, within the panel, are at this
+// place xor that multiple.
 __device__ __forceinline__ int swizzled(int row, int column) {
   return row * kPanelColumns + ((column / 8 ^ row % 8) * 8 + column % 8);
 }
@@ -875,14 +878,14 @@ inline uint32_t two_of_panel(Panel panel, int step, int row, int column) {
   return low | static_cast<uint32_t>(high) << 16;
 }
 #else
-#define SSM_D32(d)                                                                                                     \
-  "+f"(d[0][0]), "+f"(d[0][1]), "+f"(d[0][2]), "+f"(d[0][3]), "+f"(d[1][0]), "+f"(d[1][1]), "+f"(d[1][2]),             \
-      "+f"(d[1][3]), "+f"(d[2][0]), "+f"(d[2][1]), "+f"(d[2][2]), "+f"(d[2][3]), "+f"(d[3][0]), "+f"(d[3][1]),         \
-      "+f"(d[3][2]), "+f"(d[3][3]), "+f"(d[4][0]), "+f"(d[4][1]), "+f"(d[4][2]), "+f"(d[4][3]), "+f"(d[5][0]),         \
-      "+f"(d[5][1]), "+f"(d[5][2]), "+f"(d[5][3]), "+f"(d[6][0]), "+f"(d[6][1]), "+f"(d[6][2]), "+f"(d[6][3]),         \
+#define SSM_D32(d)                                                                                             \
+  "+f"(d[0][0]), "+f"(d[0][1]), "+f"(d[0][2]), "+f"(d[0][3]), "+f"(d[1][0]), "+f"(d[1][1]), "+f"(d[1][2]),     \
+      "+f"(d[1][3]), "+f"(d[2][0]), "+f"(d[2][1]), "+f"(d[2][2]), "+f"(d[2][3]), "+f"(d[3][0]), "+f"(d[3][1]), \
+      "+f"(d[3][2]), "+f"(d[3][3]), "+f"(d[4][0]), "+f"(d[4][1]), "+f"(d[4][2]), "+f"(d[4][3]), "+f"(d[5][0]), \
+      "+f"(d[5][1]), "+f"(d[5][2]), "+f"(d[5][3]), "+f"(d[6][0]), "+f"(d[6][1]), "+f"(d[6][2]), "+f"(d[6][3]), \
       "+f"(d[7][0]), "+f"(d[7][1]), "+f"(d[7][2]), "+f"(d[7][3])
-#define SSM_D32_NAMES                                                                                                  \
-  "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, "    \
+#define SSM_D32_NAMES                                                                                               \
+  "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, " \
   "%24, %25, %26, %27, %28, %29, %30, %31}"
 #endif
 
@@ -924,8 +927,8 @@ __device__ __forceinline__ void product(float (&d)[8][4], const uint32_t* a, Pan
 #endif
 }
 
-// Four 8 x 8 matrices of 16 bits to shared memory: lane l gives the address of row l % 8 of matrix l / 8, and has columns
-// 2 (l % 4) + {0, 1} of row l / 4 of each.
+// Four 8 x 8 matrices of 16 bits to shared memory: lane l gives the address of row l % 8 of matrix l / 8, and has
+// columns 2 (l % 4) + {0, 1} of row l / 4 of each.
 __device__ __forceinline__ void store_matrices(Operand* row, const uint32_t (&r)[4]) {
 #if defined(SSM_EMULATOR)
   const int lane = threadIdx.x % 32;
@@ -1020,8 +1023,8 @@ struct Note {
   int final_slot;              // where the state behind the segment goes, -1: nowhere
 };
 
-// One warp's share of the decays of its head: half a warp a tile. dt is asked for with `load` a chunk ahead of `turn`,
-// which makes it the next one.
+// One warp's share of the decays of its head: half a warp a tile. dt is asked for with `load` a chunk ahead of
+// `turn`, which makes it the next one.
 struct Clock {
   static constexpr int kPasses = (kTiles + 2 * kHeadWarps - 1) / (2 * kHeadWarps);
   uint32_t dt[kPasses], ahead[kPasses];  // as stored, of the next chunk and the one after: nothing waits for it here
@@ -1099,8 +1102,8 @@ __device__ __forceinline__ Left decayed(const Decays& w, const float (&near)[4],
   return pack_left(part[0], part[1]);
 }
 
-// The same for 16 tokens of tile `later` (rows) and 16 of an earlier one: exp(sum(q) - sum(k)) in three factors, all of
-// them decays.
+// The same for 16 tokens of tile `later` (rows) and 16 of an earlier one: exp(sum(q) - sum(k)) in three
+// factors, all of them decays.
 __device__ __forceinline__ Left decayed(const Decays& w, const float (&near)[4], const float (&far)[4], int later,
                                         int earlier, int lane) {
   const int q = 16 * later + lane / 4, k = 16 * earlier + 2 * (lane % 4);
@@ -1228,8 +1231,8 @@ struct Share {
     from += kChunk * stride;
   }
 
-  // The same for a chunk that the sequence ends in, zeros behind its `count` tokens, or for arrays that take no 16-byte
-  // accesses; `from` is token 0.
+  // The same for a chunk that the sequence ends in, zeros behind its `count` tokens, or for arrays that take no
+  // 16-byte accesses; `from` is token 0.
   static __device__ __forceinline__ void copy_part(Operand* to, const Io* from, int64_t stride, bool vector, int count,
                                                 int columns, int thread) {
     if (vector) {
@@ -1260,7 +1263,8 @@ struct Share {
 // Where a chunk's tokens are in shared memory.
 __device__ __forceinline__ int stage_of(int chunk) { return chunk % kStages; }
 
-// Brings the tokens of a segment to shared memory, chunk by chunk, by kStageThreads threads; without kOutput all but C.
+// Brings the tokens of a segment to shared memory, chunk by chunk, by kStageThreads threads; without kOutput
+// all but C.
 template <bool kOutput>
 struct Tokens {
   const Io *B, *C, *x;  // this thread's pieces of the next chunk
@@ -1310,8 +1314,8 @@ struct Tokens {
   }
 };
 
-// The state of a warp's rows, as the tensor cores leave it: tile [i][2 * j + half] has rows 16 i + {lane / 4, + 8} and
-// columns 16 j + 8 half + 2 (lane % 4) + {0, 1}.
+// The state of a warp's rows, as the tensor cores leave it: tile [i][2 * j + half] has rows 16 i + {lane / 4, +
+// 8} and columns 16 j + 8 half + 2 (lane % 4) + {0, 1}.
 struct Rows {
   float s[kTileRows][2 * kTileColumns][4];
 
@@ -1387,8 +1391,8 @@ struct Rows {
   }
 };
 
-// The last of y for 16 tokens, as products leave it: D x, the gate, and to memory. `row` is the first of 8 * kCount rows
-// of the head, `column` the same in the block's x.
+// The last of y for 16 tokens, as products leave it: D x, the gate, and to memory. `row` is the first of 8 *
+// kCount rows of the head, `column` the same in the block's x.
 template <int kCount>
 __device__ __forceinline__ void finish(const ScanArgs& a, const Block& b, float (&y)[kCount][4], int stage, int chunk,
                                        int tile, int head, int row, int column, int lane) {
@@ -1479,10 +1483,10 @@ __device__ __forceinline__ void advance_state(Rows& rows, int stage, int chunk, 
   hold(rows);
 }
 
-// The tile of scores at a time: those of tile `later` and of each tile before it and of itself, zeros behind. Tiles are
-// worked out side by side, without branches.
-__device__ __forceinline__ void decay_scores(const Decays& w, const float (&near)[8][4], int later, Left (&scores)[kTiles],
-                                             int lane) {
+// The tile of scores at a time: those of tile `later` and of each tile before it and of itself, zeros behind.
+// Tiles are worked out side by side, without branches.
+__device__ __forceinline__ void decay_scores(const Decays& w, const float (&near)[8][4], int later,
+                                             Left (&scores)[kTiles], int lane) {
   const int q = lane / 4, k = 2 * (lane % 4);
   const float upper = w.since[16 * later + q], lower = w.since[16 * later + q + 8];
   float own[2][4];  // of the tile and itself
@@ -1518,8 +1522,8 @@ __device__ __forceinline__ void decay_scores(const Decays& w, const float (&near
   }
 }
 
-// y of a chunk for the 64 rows of a warp group, of which a warp has 16 tokens: what the state before the chunk gives, and
-// what the chunk's own tokens give. `beside` is called while the first products run.
+// y of a chunk for the 64 rows of a warp group, of which a warp has 16 tokens: what the state before the chunk
+// gives, and what the chunk's own tokens give. `beside` is called while the first products run.
 template <typename Beside>
 __device__ __forceinline__ void write_y(const ScanArgs& a, const Block& b, int stage, int chunk, int local, int row,
                                         int group, int lane, const Beside& beside) {
@@ -1556,8 +1560,8 @@ __device__ __forceinline__ void write_y(const ScanArgs& a, const Block& b, int s
 
 // The state before a segment. Where there is a launch before this one, it has kept what leads up to it.
 template <bool kOutput>
-__device__ __forceinline__ void load_state(const ScanArgs& a, const Block& b, Rows& rows, int local, int warp, int state_row,
-                                           int lane) {
+__device__ __forceinline__ void load_state(const ScanArgs& a, const Block& b, Rows& rows, int local, int warp,
+                                           int state_row, int lane) {
   const int64_t read = b.read;
   if (b.segment != 0 || read < 0) return;
   rows.load_slot(a, read, state_row, lane);
@@ -1586,8 +1590,8 @@ __device__ __forceinline__ void store_checkpoint(const ScanArgs& a, const Block&
 // The barrier that the warps which carry the state and those which write y reach in loops of their own.
 __device__ __forceinline__ void meet() { __syncthreads(); }
 
-// Carries the state of a warp group's 64 rows through a segment, and prepares each chunk's decays and, for those that write
-// y, the state before it. Where nobody writes y, it brings the tokens too.
+// Carries the state of a warp group's 64 rows through a segment, and prepares each chunk's decays and, for
+// those that write y, the state before it. Where nobody writes y, it brings the tokens too.
 template <bool kOutput>
 __device__ __forceinline__ void carry_state(const ScanArgs& a, const Block& b, int warp, int lane) {
   int local = warp / kHeadWarps, own = warp - local * kHeadWarps;  // head of the block, warp of the head
@@ -1661,8 +1665,8 @@ __device__ __forceinline__ void walk(const ScanArgs& a, const Block& b) {
     for (int chunk = b.first; chunk < b.last; ++chunk) {
       meet();  // as above
       tokens.stage(a, b, thread);
-      // NOTE: the fence waits for all stores before it, y among them: with a chunk more on its way there is time to have it
-      // in the middle of the work, when those of the chunk before are long done.
+      // NOTE: the fence waits for all stores before it, y among them: with a chunk more on its way there is
+      // time to have it in the middle of the work, when those of the chunk before are long done.
       constexpr bool kEarly = kStages > 2;
       if (local < b.heads) {
         write_y(a, b, stage_of(chunk), chunk, local, row, writer / 4, lane, [&] {

@@ -2,22 +2,24 @@
 //
 // ssm_ssd_n128_p64_r16_w4_c32_t8_f32_sf32_split
 //
-// Prefill of Mamba-2 as chunked matrix products on tensor cores (state space duality, Dao and Gu 2024). For token t of a
-// sequence, head h, group g = h / (heads / groups), row p, column n:
+// Prefill of Mamba-2 as chunked matrix products on tensor cores (state space duality, Dao and Gu 2024). For
+// token t of a sequence, head h, group g = h / (heads / groups), row p, column n:
 //
 //   d      = dt[t,h] + dt_bias[h];  d = log1p(exp(d)) where d <= 20 (softplus);  d = clamp(d, dt_min, dt_max)
 //   S[p,n] = exp(d * A[h]) * S[p,n] + d * B[t,g,n] * x[t,h,p]
 //   y[t,h,p] = (sum_n S[p,n] * C[t,g,n] + D[h] * x[t,h,p]) * silu(z[t,h,p])
 //
-// A sequence is cut into chunks of 32 tokens from its own start. With L the running sum of d * A in a chunk, y of a
-// chunk is (C . S) exp(L) from the state S before it, plus (C . B^T) exp(L - L^T) d x from its own tokens, and S becomes
-// exp(L_end) S + (x exp(L_end - L) d)^T . B: products of matrices, of which the tensor cores take tiles of 16 x 16. A warp
-// keeps 16 rows of a head's state in f32 registers from chunk to chunk, where they are, packed, an operand of C . S
-// as they stand. C . B^T is worked out once for the 1 heads of a block. Sums of d * A are kept in two floats, and
-// every decay is exp2 of a difference of such sums, at most 0 where A <= 0: nothing overflows, and what underflows is 0.
+// A sequence is cut into chunks of 32 tokens from its own start. With L the running sum of d * A in a
+// chunk, y of a chunk is (C . S) exp(L) from the state S before it, plus (C . B^T) exp(L - L^T) d x from its
+// own tokens, and S becomes exp(L_end) S + (x exp(L_end - L) d)^T . B: products of matrices, of which the
+// tensor cores take tiles of 16 x 16. A warp keeps 16 rows of a head's state in f32 registers from
+// chunk to chunk, where they are, packed, an operand of C . S as they stand. C . B^T is worked out once for the
+// 1 heads of a block. Sums of d * A are kept in two floats, and every decay is exp2 of a difference of
+// such sums, at most 0 where A <= 0: nothing overflows, and what underflows is 0.
 // Each f32 operand is the sum of two bf16 ones, and each product three: f32-accurate to some 16 bits.
-// A long sequence is cut into up to 8 segments of whole chunks, which are walked at the same time: a first launch
-// finds what each segment adds to the state, the second walks each from the state that the ones before it add up to.
+// A long sequence is cut into up to 8 segments of whole chunks, which are walked at the same time: a
+// first launch finds what each segment adds to the state, the second walks each from the state that the ones
+// before it add up to.
 //
 // Launch, in order:
 //   ssm_ssd_n128_p64_r16_w4_c32_t8_f32_sf32_split_gather: grid.x = entries * 7 * groups * runs
@@ -26,7 +28,8 @@
 //   block.x = 128; dynamic shared memory = 48464 bytes.
 //   Workspace, 16-byte aligned: kept * heads * 32776 bytes,
 //   with kept = min(sequences * 8, tokens / 32 + sequences).
-// One argument, ScanArgs by value; the struct below is its table. heads is a multiple of groups, head_dim = 64.
+// One argument, ScanArgs by value; the struct below is its table. heads is a multiple of groups,
+// head_dim = 64.
 #include <cstddef>
 #include <cstdint>
 #include <cuda_bf16.h>
@@ -43,10 +46,10 @@ constexpr int kHeads = 1;     // heads of a block, all of one group
 constexpr int kChunk = 32;    // tokens of a chunk
 constexpr int kSegments = 8;  // most segments of a sequence, walked at the same time
 constexpr int kParts = 2;     // operands that one value is the sum of
-constexpr int kStages = 1;    // chunks in shared memory: 2 where the next is copied beside the work
+constexpr int kStages = 1;    // chunks in shared memory: those ahead are copied during the work
 constexpr int kWarps = 4;
 constexpr int kThreads = 32 * kWarps;
-constexpr int kStageThreads = kThreads;  // those that copy tokens to shared memory
+constexpr int kStageThreads = kThreads;  // they copy tokens
 
 // The one argument of every entry. The order is frozen: NumPy (pyharness/args.py), Go and C mirror it.
 // Pointers are device addresses, null where an optional array is absent. Strides are in elements.
@@ -362,7 +365,8 @@ __device__ __forceinline__ float2 widen2(uint32_t v, T) {
   return make_float2(wide.x, wide.y);
 }
 
-// Two neighbouring columns of a row of a slot, the first of which is even. `vector` says that they may go as one access.
+// Two neighbouring columns of a row of a slot, the first of which is even. `vector` says that they may go as one
+// access.
 __device__ __forceinline__ float2 load_pair(const State* p, bool vector) {
   if (!vector) return make_float2(to_f32(p[0]), to_f32(p[1]));
   return widen2(load_streaming(reinterpret_cast<const Pair<State>::type*>(p)), State());
@@ -460,10 +464,10 @@ __device__ __forceinline__ void copy_async_16_or_zeros(void* shared, const void*
     *static_cast<uint4*>(shared) = make_uint4(0u, 0u, 0u, 0u);
   }
 #else
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(
-                   static_cast<uint32_t>(__cvta_generic_to_shared(shared))),
-               "l"(global), "r"(there ? 16 : 0)
-               : "memory");
+  asm volatile(
+      "cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(static_cast<uint32_t>(__cvta_generic_to_shared(shared))),
+      "l"(global), "r"(there ? 16 : 0)
+      : "memory");
 #endif
 }
 
@@ -646,11 +650,11 @@ __device__ __forceinline__ void store_four(Io* p, float4 v, bool vector) {
   for (int i = 0; i < 4; ++i) p[i] = out[i];
 }
 
-// 16 x 16 tiles of operands as a warp holds them, 8 x 8 quarters a word: a lane has row lane / 4, columns 2 (lane % 4) +
-// {0, 1} of each. The left operand of a product has the quarters in the order (0, 0), (8, 0), (0, 8), (8, 8); the right
-// one, which is multiplied by its rows, in the order (0, 0), (0, 8), (8, 0), (8, 8), so that what one instruction takes
-// is in neighbouring registers. Two tiles of 8 columns that a product left, packed, are either. Where a value is the sum
-// of two operands, words 4 to 7 are the small ones.
+// 16 x 16 tiles of operands as a warp holds them, 8 x 8 quarters a word: a lane has row lane / 4, columns 2 (lane % 4)
+// + {0, 1} of each. The left operand of a product has the quarters in the order (0, 0), (8, 0), (0, 8), (8, 8); the
+// right one, which is multiplied by its rows, in the order (0, 0), (0, 8), (8, 0), (8, 8), so that what one instruction
+// takes is in neighbouring registers. Two tiles of 8 columns that a product left, packed, are either. Where a value is
+// the sum of two operands, words 4 to 7 are the small ones.
 struct alignas(16) Left {
   uint32_t r[4 * kParts];
 };
@@ -661,9 +665,9 @@ struct alignas(16) Right {
 // near += a * b^T for rows [0, 8) of b, far += the same for rows [8, 16). Of the products of two sums, that of the two
 // small parts is left out.
 __device__ __forceinline__ void multiply(float (&near)[4], float (&far)[4], const Left& a, const Right& b) {
-  const uint32_t(&large)[4] = reinterpret_cast<const uint32_t(&)[4]>(a.r[0]);
+  const uint32_t (&large)[4] = reinterpret_cast<const uint32_t (&)[4]>(a.r[0]);
   if constexpr (kParts == 2) {
-    const uint32_t(&small)[4] = reinterpret_cast<const uint32_t(&)[4]>(a.r[4 * (kParts - 1)]);
+    const uint32_t (&small)[4] = reinterpret_cast<const uint32_t (&)[4]>(a.r[4 * (kParts - 1)]);
     constexpr int kSmall = 4 * (kParts - 1);
     mma(near, small, b.r[0], b.r[1], Operand());
     mma(far, small, b.r[2], b.r[3], Operand());
@@ -680,7 +684,7 @@ __device__ __forceinline__ Left load_left(const Operand* from, int pitch, int ro
   const Operand* own = from + (row + lane % 16) * pitch + column + lane / 16 * 8;
 #pragma unroll
   for (int part = 0; part < kParts; ++part) {
-    load_matrices(reinterpret_cast<uint32_t(&)[4]>(t.r[4 * part]), own + part * plane);
+    load_matrices(reinterpret_cast<uint32_t (&)[4]>(t.r[4 * part]), own + part * plane);
   }
   return t;
 }
@@ -689,7 +693,7 @@ __device__ __forceinline__ Right load_right(const Operand* from, int pitch, int 
   const Operand* own = from + (row + lane % 8 + lane / 16 * 8) * pitch + column + (lane & 8);
 #pragma unroll
   for (int part = 0; part < kParts; ++part) {
-    load_matrices(reinterpret_cast<uint32_t(&)[4]>(t.r[4 * part]), own + part * plane);
+    load_matrices(reinterpret_cast<uint32_t (&)[4]>(t.r[4 * part]), own + part * plane);
   }
   return t;
 }
@@ -701,7 +705,7 @@ __device__ __forceinline__ Right load_right_transposed(const Operand* from, int 
   const Operand* own = from + (row + lane % 16) * pitch + column + lane / 16 * 8;
 #pragma unroll
   for (int part = 0; part < kParts; ++part) {
-    load_matrices_transposed(reinterpret_cast<uint32_t(&)[4]>(t.r[4 * part]), own + part * plane);
+    load_matrices_transposed(reinterpret_cast<uint32_t (&)[4]>(t.r[4 * part]), own + part * plane);
   }
   return t;
 }
@@ -874,8 +878,8 @@ struct Note {
   int final_slot;              // where the state behind the segment goes, -1: nowhere
 };
 
-// One warp's share of the decays of its head: half a warp a tile. dt is asked for with `load` a chunk ahead of `turn`,
-// which makes it the next one.
+// One warp's share of the decays of its head: half a warp a tile. dt is asked for with `load` a chunk ahead of
+// `turn`, which makes it the next one.
 struct Clock {
   static constexpr int kPasses = (kTiles + 2 * kHeadWarps - 1) / (2 * kHeadWarps);
   uint32_t dt[kPasses], ahead[kPasses];  // as stored, of the next chunk and the one after: nothing waits for it here
@@ -953,8 +957,8 @@ __device__ __forceinline__ Left decayed(const Decays& w, const float (&near)[4],
   return pack_left(part[0], part[1]);
 }
 
-// The same for 16 tokens of tile `later` (rows) and 16 of an earlier one: exp(sum(q) - sum(k)) in three factors, all of
-// them decays.
+// The same for 16 tokens of tile `later` (rows) and 16 of an earlier one: exp(sum(q) - sum(k)) in three
+// factors, all of them decays.
 __device__ __forceinline__ Left decayed(const Decays& w, const float (&near)[4], const float (&far)[4], int later,
                                         int earlier, int lane) {
   const int q = 16 * later + lane / 4, k = 16 * earlier + 2 * (lane % 4);
@@ -1083,8 +1087,8 @@ struct Share {
     from += kChunk * stride;
   }
 
-  // The same for a chunk that the sequence ends in, zeros behind its `count` tokens, or for arrays that take no 16-byte
-  // accesses; `from` is token 0.
+  // The same for a chunk that the sequence ends in, zeros behind its `count` tokens, or for arrays that take no
+  // 16-byte accesses; `from` is token 0.
   static __device__ __forceinline__ void copy_part(Operand* to, const Io* from, int64_t stride, bool vector, int count,
                                                 int columns, int thread) {
     if (vector) {
@@ -1115,7 +1119,8 @@ struct Share {
 // Where a chunk's tokens are in shared memory.
 __device__ __forceinline__ int stage_of(int chunk) { return chunk % kStages; }
 
-// Brings the tokens of a segment to shared memory, chunk by chunk, by kStageThreads threads; without kOutput all but C.
+// Brings the tokens of a segment to shared memory, chunk by chunk, by kStageThreads threads; without kOutput
+// all but C.
 template <bool kOutput>
 struct Tokens {
   const Io *B, *C, *x;  // this thread's pieces of the next chunk
@@ -1165,8 +1170,8 @@ struct Tokens {
   }
 };
 
-// The state of a warp's rows, as the tensor cores leave it: tile [i][2 * j + half] has rows 16 i + {lane / 4, + 8} and
-// columns 16 j + 8 half + 2 (lane % 4) + {0, 1}.
+// The state of a warp's rows, as the tensor cores leave it: tile [i][2 * j + half] has rows 16 i + {lane / 4, +
+// 8} and columns 16 j + 8 half + 2 (lane % 4) + {0, 1}.
 struct Rows {
   float s[kTileRows][2 * kTileColumns][4];
 
@@ -1300,8 +1305,8 @@ __device__ __forceinline__ void take(Rows& rows, const float4* from, float decay
   }
 }
 
-// The last of y for 16 tokens, as products leave it: D x, the gate, and to memory. `row` is the first of 8 * kCount rows
-// of the head, `column` the same in the block's x.
+// The last of y for 16 tokens, as products leave it: D x, the gate, and to memory. `row` is the first of 8 *
+// kCount rows of the head, `column` the same in the block's x.
 template <int kCount>
 __device__ __forceinline__ void finish(const ScanArgs& a, const Block& b, float (&y)[kCount][4], int stage, int chunk,
                                        int tile, int head, int row, int column, int lane) {
@@ -1361,7 +1366,8 @@ __device__ __forceinline__ void score(const Block& b, int stage, int chunk, int 
   for (int h = 0; h < b.heads; ++h) {
     const Decays& w = decays(chunk, h);
     scores(h, later * (later + 1) / 2 + earlier)[lane] =
-        later == earlier ? decayed(w, near[0], near[1], later, lane) : decayed(w, near[0], near[1], later, earlier, lane);
+        later == earlier ? decayed(w, near[0], near[1], later, lane)
+                         : decayed(w, near[0], near[1], later, earlier, lane);
   }
 }
 
@@ -1373,7 +1379,8 @@ __device__ __forceinline__ void score_chunk(const Block& b, int stage, int chunk
   }
 }
 
-// y of a chunk, for the rows of one warp: what the state before the chunk gives, and what the chunk's own tokens give.
+// y of a chunk, for the rows of one warp: what the state before the chunk gives, and what the chunk's own
+// tokens give.
 __device__ __forceinline__ void write_y(const ScanArgs& a, const Block& b, const Rows& rows, int stage, int chunk,
                                         int local, int row, int lane) {
   constexpr int kPitch = pitch_of<kDState>(), kPlane = plane_of<kDState>();
@@ -1460,8 +1467,8 @@ __device__ __forceinline__ void advance_state(Rows& rows, int stage, int chunk, 
 
 // The state before a segment. Where there is a launch before this one, it has kept what leads up to it.
 template <bool kOutput>
-__device__ __forceinline__ void load_state(const ScanArgs& a, const Block& b, Rows& rows, int local, int warp, int state_row,
-                                           int lane) {
+__device__ __forceinline__ void load_state(const ScanArgs& a, const Block& b, Rows& rows, int local, int warp,
+                                           int state_row, int lane) {
   const int64_t read = b.read;
   const Kept kept(a, b);
   if (kOutput && b.segments > 1) {

@@ -7,10 +7,10 @@ __device__ __forceinline__ void copy_async_16_or_zeros(void* shared, const void*
     *static_cast<uint4*>(shared) = make_uint4(0u, 0u, 0u, 0u);
   }
 #else
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(
-                   static_cast<uint32_t>(__cvta_generic_to_shared(shared))),
-               "l"(global), "r"(there ? 16 : 0)
-               : "memory");
+  asm volatile(
+      "cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(static_cast<uint32_t>(__cvta_generic_to_shared(shared))),
+      "l"(global), "r"(there ? 16 : 0)
+      : "memory");
 #endif
 }
 

@@ -15,7 +15,8 @@ __device__ __forceinline__ float2 widen2(uint32_t v, T) {
   return make_float2(wide.x, wide.y);
 }
 
-// Two neighbouring columns of a row of a slot, the first of which is even. `vector` says that they may go as one access.
+// Two neighbouring columns of a row of a slot, the first of which is even. `vector` says that they may go as one
+// access.
 __device__ __forceinline__ float2 load_pair(const State* p, bool vector) {
   if (!vector) return make_float2(to_f32(p[0]), to_f32(p[1]));
   return widen2(load_streaming(reinterpret_cast<const Pair<State>::type*>(p)), State());

@@ -1,8 +1,8 @@
-// 16 x 16 tiles of operands as a warp holds them, 8 x 8 quarters a word: a lane has row lane / 4, columns 2 (lane % 4) +
-// {0, 1} of each. The left operand of a product has the quarters in the order (0, 0), (8, 0), (0, 8), (8, 8); the right
-// one, which is multiplied by its rows, in the order (0, 0), (0, 8), (8, 0), (8, 8), so that what one instruction takes
-// is in neighbouring registers. Two tiles of 8 columns that a product left, packed, are either. Where a value is the sum
-// of two operands, words 4 to 7 are the small ones.
+// 16 x 16 tiles of operands as a warp holds them, 8 x 8 quarters a word: a lane has row lane / 4, columns 2 (lane % 4)
+// + {0, 1} of each. The left operand of a product has the quarters in the order (0, 0), (8, 0), (0, 8), (8, 8); the
+// right one, which is multiplied by its rows, in the order (0, 0), (0, 8), (8, 0), (8, 8), so that what one instruction
+// takes is in neighbouring registers. Two tiles of 8 columns that a product left, packed, are either. Where a value is
+// the sum of two operands, words 4 to 7 are the small ones.
 struct alignas(16) Left {
   uint32_t r[4 * kParts];
 };
@@ -13,9 +13,9 @@ struct alignas(16) Right {
 // near += a * b^T for rows [0, 8) of b, far += the same for rows [8, 16). Of the products of two sums, that of the two
 // small parts is left out.
 __device__ __forceinline__ void multiply(float (&near)[4], float (&far)[4], const Left& a, const Right& b) {
-  const uint32_t(&large)[4] = reinterpret_cast<const uint32_t(&)[4]>(a.r[0]);
+  const uint32_t (&large)[4] = reinterpret_cast<const uint32_t (&)[4]>(a.r[0]);
   if constexpr (kParts == 2) {
-    const uint32_t(&small)[4] = reinterpret_cast<const uint32_t(&)[4]>(a.r[4 * (kParts - 1)]);
+    const uint32_t (&small)[4] = reinterpret_cast<const uint32_t (&)[4]>(a.r[4 * (kParts - 1)]);
     constexpr int kSmall = 4 * (kParts - 1);
     mma(near, small, b.r[0], b.r[1], Operand());
     mma(far, small, b.r[2], b.r[3], Operand());
@@ -32,7 +32,7 @@ __device__ __forceinline__ Left load_left(const Operand* from, int pitch, int ro
   const Operand* own = from + (row + lane % 16) * pitch + column + lane / 16 * 8;
 #pragma unroll
   for (int part = 0; part < kParts; ++part) {
-    load_matrices(reinterpret_cast<uint32_t(&)[4]>(t.r[4 * part]), own + part * plane);
+    load_matrices(reinterpret_cast<uint32_t (&)[4]>(t.r[4 * part]), own + part * plane);
   }
   return t;
 }
@@ -41,7 +41,7 @@ __device__ __forceinline__ Right load_right(const Operand* from, int pitch, int 
   const Operand* own = from + (row + lane % 8 + lane / 16 * 8) * pitch + column + (lane & 8);
 #pragma unroll
   for (int part = 0; part < kParts; ++part) {
-    load_matrices(reinterpret_cast<uint32_t(&)[4]>(t.r[4 * part]), own + part * plane);
+    load_matrices(reinterpret_cast<uint32_t (&)[4]>(t.r[4 * part]), own + part * plane);
   }
   return t;
 }
@@ -53,7 +53,7 @@ __device__ __forceinline__ Right load_right_transposed(const Operand* from, int 
   const Operand* own = from + (row + lane % 16) * pitch + column + lane / 16 * 8;
 #pragma unroll
   for (int part = 0; part < kParts; ++part) {
-    load_matrices_transposed(reinterpret_cast<uint32_t(&)[4]>(t.r[4 * part]), own + part * plane);
+    load_matrices_transposed(reinterpret_cast<uint32_t (&)[4]>(t.r[4 * part]), own + part * plane);
   }
   return t;
 }

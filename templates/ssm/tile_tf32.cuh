@@ -14,7 +14,7 @@ struct alignas(16) Right {
 __device__ __forceinline__ void multiply(float (&near)[4], float (&far)[4], const Left& a, const Right& b) {
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    const uint32_t(&left)[4] = reinterpret_cast<const uint32_t(&)[4]>(a.r[4 * half]);
+    const uint32_t (&left)[4] = reinterpret_cast<const uint32_t (&)[4]>(a.r[4 * half]);
     mma(near, left, b.r[4 * half], b.r[4 * half + 1], Operand());
     mma(far, left, b.r[4 * half + 2], b.r[4 * half + 3], Operand());
   }

@@ -1,15 +1,15 @@
-// Products of a warp group, four warps whose first is a multiple of 4 (sm_90a): D [64][64] += A [64][16] B^T, B [64][16].
-// A warp has rows 16 w of A and D, in registers as for mma; A may lie in shared memory too, B always does. An array in
-// shared memory is a panel of 64 columns of 16 bits, 128 bytes a row, whose 16-byte pieces are swizzled: piece i of row r
-// is at i ^ (r % 8). `step` counts 16 along what is summed: columns of a panel whose rows are those of A or B, and rows of
-// a panel whose columns are B's rows (kTransposed).
+// Products of a warp group, four warps whose first is a multiple of 4 (sm_90a): D [64][64] += A [64][16] B^T, B
+// [64][16]. A warp has rows 16 w of A and D, in registers as for mma; A may lie in shared memory too, B always does. An
+// array in shared memory is a panel of 64 columns of 16 bits, 128 bytes a row, whose 16-byte pieces are swizzled: piece
+// i of row r is at i ^ (r % 8). `step` counts 16 along what is summed: columns of a panel whose rows are those of A or
+// B, and rows of a panel whose columns are B's rows (kTransposed).
 //
-// Products run beside the warps. What they read and write is theirs from products_begin until products_wait, and stores to
-// shared memory that they read are followed by fence_for_products and a barrier.
+// Products run beside the warps. What they read and write is theirs from products_begin until products_wait, and stores
+// to shared memory that they read are followed by fence_for_products and a barrier.
 constexpr int kPanelColumns = 64, kPanelRowBytes = 128;
 
-// Where an element of a panel is. Columns that are some multiple of 16 further right, within the panel, are at this place
-// xor that multiple.
+// Where an element of a panel is. Columns that are some multiple of 16 further right, within the panel, are at this
+// place xor that multiple.
 __device__ __forceinline__ int swizzled(int row, int column) {
   return row * kPanelColumns + ((column / 8 ^ row % 8) * 8 + column % 8);
 }
@@ -82,14 +82,14 @@ inline uint32_t two_of_panel(Panel panel, int step, int row, int column) {
   return low | static_cast<uint32_t>(high) << 16;
 }
 #else
-#define SSM_D32(d)                                                                                                     \
-  "+f"(d[0][0]), "+f"(d[0][1]), "+f"(d[0][2]), "+f"(d[0][3]), "+f"(d[1][0]), "+f"(d[1][1]), "+f"(d[1][2]),             \
-      "+f"(d[1][3]), "+f"(d[2][0]), "+f"(d[2][1]), "+f"(d[2][2]), "+f"(d[2][3]), "+f"(d[3][0]), "+f"(d[3][1]),         \
-      "+f"(d[3][2]), "+f"(d[3][3]), "+f"(d[4][0]), "+f"(d[4][1]), "+f"(d[4][2]), "+f"(d[4][3]), "+f"(d[5][0]),         \
-      "+f"(d[5][1]), "+f"(d[5][2]), "+f"(d[5][3]), "+f"(d[6][0]), "+f"(d[6][1]), "+f"(d[6][2]), "+f"(d[6][3]),         \
+#define SSM_D32(d)                                                                                             \
+  "+f"(d[0][0]), "+f"(d[0][1]), "+f"(d[0][2]), "+f"(d[0][3]), "+f"(d[1][0]), "+f"(d[1][1]), "+f"(d[1][2]),     \
+      "+f"(d[1][3]), "+f"(d[2][0]), "+f"(d[2][1]), "+f"(d[2][2]), "+f"(d[2][3]), "+f"(d[3][0]), "+f"(d[3][1]), \
+      "+f"(d[3][2]), "+f"(d[3][3]), "+f"(d[4][0]), "+f"(d[4][1]), "+f"(d[4][2]), "+f"(d[4][3]), "+f"(d[5][0]), \
+      "+f"(d[5][1]), "+f"(d[5][2]), "+f"(d[5][3]), "+f"(d[6][0]), "+f"(d[6][1]), "+f"(d[6][2]), "+f"(d[6][3]), \
       "+f"(d[7][0]), "+f"(d[7][1]), "+f"(d[7][2]), "+f"(d[7][3])
-#define SSM_D32_NAMES                                                                                                  \
-  "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, "    \
+#define SSM_D32_NAMES                                                                                               \
+  "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, " \
   "%24, %25, %26, %27, %28, %29, %30, %31}"
 #endif
 
@@ -131,8 +131,8 @@ __device__ __forceinline__ void product(float (&d)[8][4], const uint32_t* a, Pan
 #endif
 }
 
-// Four 8 x 8 matrices of 16 bits to shared memory: lane l gives the address of row l % 8 of matrix l / 8, and has columns
-// 2 (l % 4) + {0, 1} of row l / 4 of each.
+// Four 8 x 8 matrices of 16 bits to shared memory: lane l gives the address of row l % 8 of matrix l / 8, and has
+// columns 2 (l % 4) + {0, 1} of row l / 4 of each.
 __device__ __forceinline__ void store_matrices(Operand* row, const uint32_t (&r)[4]) {
 #if defined(SSM_EMULATOR)
   const int lane = threadIdx.x % 32;
