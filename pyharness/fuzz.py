@@ -30,7 +30,7 @@ from pyharness.scan import ScanResult, require, run_emulator, scan
 from pyharness.select import Features, mismatch
 from pyharness.shrink import shrink
 from pyharness.spec import DTYPE_BYTES, IO_DTYPES, KernelSpec, parse_id
-from pyharness.variants import launches_on, variants
+from pyharness.variants import REPLAYED, launches_on, variants
 
 Array = NDArray[Any]
 Generator = np.random.Generator
@@ -400,7 +400,7 @@ def fuzz(
         raise NoKernel(f"family must be one of {', '.join(FAMILIES)}, found {family!r}")
     target = require_backend(backend)
     say = tell or (lambda _: None)
-    families = (family,) if family else tuple(FAMILIES)
+    families = (family,) if family else REPLAYED
     tally = Tally(backend, seed, minutes)
     pool: list[KernelSpec] = []
     started = said = time.monotonic()

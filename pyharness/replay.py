@@ -27,7 +27,7 @@ from pyharness.problem import ScanProblem
 from pyharness.scan import ScanResult, scan
 from pyharness.select import Features, mismatch
 from pyharness.spec import KernelSpec
-from pyharness.variants import launches_on, variants
+from pyharness.variants import REPLAYED, launches_on, variants
 
 Array = NDArray[Any]
 Float64 = NDArray[np.float64]
@@ -324,7 +324,7 @@ def replay_all(
     if unknown:
         raise NoKernel(f"family must be one of {', '.join(FAMILIES)}, found {', '.join(unknown)}")
     say = tell or (lambda _: None)
-    wanted = tuple(families) or tuple(FAMILIES)
+    wanted = tuple(families) or REPLAYED
     jobs = [(each.key, number) for each in SUITES for number, _ in enumerate(each.cases())]
     if backend != EMULATOR:
         # Neighbours share kernels: side by side, all processes would compile the same one.

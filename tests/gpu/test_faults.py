@@ -14,7 +14,6 @@ from pyharness.cases import Options, Shape, draw
 from pyharness.compare import compare, f32_bounds, relative_norm
 from pyharness.device import Device, Entry, Memory, get
 from pyharness.errors import DeviceError
-from pyharness.families import FAMILIES
 from pyharness.faults import FAULTS, Place
 from pyharness.oracle import oracle
 from pyharness.problem import ScanProblem
@@ -22,10 +21,10 @@ from pyharness.scan import scan
 from pyharness.select import Features, mismatch
 from pyharness.spec import KernelSpec
 from pyharness.toolchain import Job
-from pyharness.variants import launches_on, variants
+from pyharness.variants import REPLAYED, launches_on, variants
 from tests.stand_ins import stand_ins
 
-EACH_FAMILY = pytest.mark.parametrize("family", FAMILIES)
+EACH_FAMILY = pytest.mark.parametrize("family", REPLAYED)
 
 
 def kernels(family: str) -> Iterator[KernelSpec]:
