@@ -15,8 +15,8 @@ from pyharness.families import FAMILIES
 from pyharness.families.recurrent import LAYOUTS
 from pyharness.spec import KernelSpec
 
-#: Families whose replays, faults and fuzzing are stored. `ssd` and `selective` are held by tests of their own until they
-#: are among these.
+#: Families whose replays, faults and fuzzing are stored. `ssd` and `selective` are held by tests of their own until
+#: they are among these.
 REPLAYED = ("recurrent", "update")
 #: Fields beside d_state, io and state, of each kernel that stands for a family.
 _FIELDS: dict[str, tuple[Mapping[str, Any], ...]] = {
