@@ -411,7 +411,7 @@ def bench(
         "compiler": toolchain.find_compiler().version,
         "date": datetime.now(timezone.utc).date().isoformat(),
         "protocol": PROTOCOL,
-        "points": {point.name: dataclasses.asdict(point) for point in measured},
+        "points": {point.name: point.stored() for point in measured},
         "rows": [],
     }
     whole = not points and not only

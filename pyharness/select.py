@@ -371,9 +371,10 @@ def choose(
         raise NoKernel(_nothing(features, device, family, wanted))
     entries = (committed_table() if table is None else table).entries
     here = device.name if device is not None else ""
-    steps = _refused(features, device, [e for e in entries if here and e.device == here], wanted)
+    refused = _refused(features, device, [e for e in entries if here and e.device == here], wanted)
     kept = [e for e in entries if e.kernel in anywhere or (e.kernel in fitting and e.device == here)]
-    found = _from_entries(features, device, kept, steps)
+    steps: list[str] = []
+    found = _from_entries(features, device, kept, steps, refused)
     if found is None:
         defaults = committed_table().defaults if table is None else table.defaults
         found = _default(features, device, anywhere, defaults, steps)
@@ -389,19 +390,20 @@ def _precision(spec: KernelSpec) -> str:
     return str(getattr(spec, "precision", ""))
 
 
-def _refused(features: Features, device: Device | None, entries: list[Entry], specs: list[KernelSpec]) -> list[str]:
-    """The kernels of this device's entries for this very problem that cannot run it all the same, with the reason."""
+def _refused(features: Features, device: Device | None, entries: list[Entry], specs: list[KernelSpec]) -> str:
+    """Which kernels of entries for these very sizes cannot run the problem all the same, and why; or nothing."""
     reasons = {spec.id: mismatch(features, spec) or unusable(spec, device) for spec in specs}
-    return [
+    sizes = (features.geometry.d_state, features.io, features.state)
+    found = [
         f"{e.kernel}, {e.source} for these sizes, cannot run it: {reasons[e.kernel]}"
         for e in entries
-        if reasons.get(e.kernel) and e.d_state == features.geometry.d_state and _same_problem(features, e)
-        if (e.io, e.state) == (features.io, features.state)
+        if reasons.get(e.kernel) and (e.d_state, e.io, e.state) == sizes and _same_problem(features, e)
     ]
+    return f" ({'; '.join(found)})" if found else ""
 
 
 def _from_entries(
-    features: Features, device: Device | None, entries: list[Entry], steps: list[str]
+    features: Features, device: Device | None, entries: list[Entry], steps: list[str], refused: str
 ) -> tuple[str, str] | None:
     if device is None:
         return None
@@ -416,7 +418,7 @@ def _from_entries(
         if exact:
             best = min(exact, key=lambda e: e.kernel)
             return best.kernel, f"{best.source} for this problem on {best.device}"
-        steps.append(f"no entry for this problem on {where}")
+        steps.append(f"no entry for this problem on {where}{refused if rows is own else ''}")
         nearby = [e for e in rows if e.source != "reported"]
         if nearby:
             best = min(nearby, key=lambda e: (distance(features, e), e.kernel))

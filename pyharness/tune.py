@@ -7,7 +7,6 @@ generated/bench/<device>/tune.json after each problem, so an interrupted run goe
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -216,7 +215,7 @@ def tune(
             short = there.time({point: kernels}, measure.SHORT, ordinal)
             finalists = _finalists(short)
             full = there.time({point: finalists}, measure.FULL, ordinal) if finalists else []
-            document["points"][point.name] = dataclasses.asdict(point)
+            document["points"][point.name] = point.stored()
             document["short"] = _without(document, "short", point) + short
             document["rows"] = _without(document, "rows", point) + full
             document["date"] = datetime.now(timezone.utc).date().isoformat()

@@ -207,7 +207,7 @@ _BATCHES: tuple[tuple[list[int], list[int], list[int]], ...] = (
 )
 
 
-def _plan_rows() -> Iterator[manifest.Row]:
+def plan_rows() -> Iterator[manifest.Row]:
     """Rows that are there for a plan alone: of the rules that no kernel of SPECS has."""
     base = row(SPECS[0])
     yield replace(base, id="channels", grid={"rule": "channels", "rows": 128, "sequences": 1})
@@ -253,7 +253,7 @@ def _batches() -> Iterator[dict[str, Any]]:
 def document() -> dict[str, Any]:
     """The vectors: rows, table, and the cases of selection, plans and batches with what Python makes of them."""
     rows = [row(spec) for spec in SPECS]
-    extra = list(_plan_rows())
+    extra = list(plan_rows())
     return {
         "plan_rows": {one.id: {"grid": one.grid, "entries": one.entries} for one in extra},
         "rows": {name: data.decode() for name, data in manifest.files(rows).items()},

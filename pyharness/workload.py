@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -61,6 +61,10 @@ class Point:
                 f"a point of {self.sequences} sequences of at most {self.tokens} tokens wants as many lengths, found "
                 f"{len(self.lengths)} of at most {max(self.lengths)}"
             )
+
+    def stored(self) -> dict[str, Any]:
+        """The fields as a table stores them: what `Point` takes."""
+        return asdict(self) | {"lengths": list(self.lengths)}
 
     @property
     def name(self) -> str:

@@ -29,7 +29,7 @@ def test_the_readme_shows_what_is_stored(suite: str) -> None:
 
 
 def test_the_readme_shows_what_storage_costs() -> None:
-    shown = re.findall(r"\| ([^|]+) \| (\S+e-\d\d) \| (\S+e-\d\d) \|", README)
+    shown = re.findall(r"^\| ([^|]+) \| (\S+e-\d\d) \| (\S+e-\d\d) \|$", README, re.MULTILINE)
     found = drift.study()
     assert [one.storage.replace("i8", "8 bits") for one in found] == [
         name.replace(", ", " + ").replace(" and a scale a row", "") for name, _, _ in shown

@@ -37,9 +37,10 @@ type Image struct {
 
 // Spec is the part of a kernel's specification that a caller matches a problem against.
 type Spec struct {
-	DState int32 `json:"d_state"`
-	IO     DType `json:"io"`
-	State  DType `json:"state"`
+	DState    int32  `json:"d_state"`
+	IO        DType  `json:"io"`
+	State     DType  `json:"state"`
+	Precision string `json:"precision"` // of f32 operands of matrix products: "split" or "tf32"
 }
 
 // Row is one kernel of the manifest, as pyharness/manifest.py describes it.

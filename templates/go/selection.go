@@ -130,8 +130,8 @@ func (t *table) fromEntries(p Problem, device, target string, fitting map[string
 		}
 		if e.Device == device {
 			own = append(own, e)
-		} else if e.Target == target {
-			kin = append(kin, e)
+		} else if e.Target == target && fitting[e.Kernel].Spec.Precision != "split" {
+			kin = append(kin, e) // whether split operands are worth it depends on the device
 		}
 	}
 	places := []struct {
