@@ -438,7 +438,7 @@ def huge_slot_stride(
 ) -> ScanProblem:
     """Slots so far apart that slot x stride passes 2^31 elements at slot 1 and 2^32 at slot 2, over sparse memory.
 
-    One sequence reads slot 1 and ends there, one goes from slot 0 to slot 2, and a state on its way is kept in slot 3.
+    One sequence reads slot 1 and ends there, one goes from slot 0 to slot 2, and its last state is kept in slot 3 too.
 
     Args:
         d_state, head_dim, io, state: as a kernel wants them.
@@ -456,7 +456,7 @@ def huge_slot_stride(
         state_scale=scale,
         read_slots=np.array([1, 0], np.int32),
         write_slots=np.array([1, 2], np.int32),
-        checkpoint_slots=np.array([-1, -1, -1, 3, -1], np.int32),
+        checkpoint_slots=np.array([-1, -1, -1, -1, 3], np.int32),
     )
 
 

@@ -103,7 +103,7 @@ def f32_bounds(problem: ScanProblem) -> Float64:
 
 def _operand_error(result: ScanResult) -> float:
     """What the kernel's operands are allowed beyond f32 arithmetic: of tensor cores alone more than 0."""
-    return 0.0 if result.kernel == "oracle" else parse_id(result.kernel).operand_error
+    return parse_id(result.kernel).operand_error if "_" in result.kernel else 0.0
 
 
 def unit_in_last_place(values: Float64, dtype: str) -> Float64:

@@ -17,12 +17,13 @@ import pytest
 from pyharness import EmulatorError, ScanProblem, scan
 from pyharness.args import SCAN_ARGS, Flag
 from pyharness.binding import bind, outputs
-from pyharness.cases import Options, Shape, draw, huge_slot_stride, peer_cases, strong_decay
+from pyharness.cases import Options, Shape, draw, huge_slot_stride, strong_decay
 from pyharness.compare import compare, scaled_error
 from pyharness.emulator import EmulatorBuffer, EmulatorLaunch, run
 from pyharness.errors import NoKernel
 from pyharness.families import SsdSpec, UpdateSpec
 from pyharness.oracle import oracle
+from pyharness.peer_suites import suite
 from pyharness.render import render
 from pyharness.scan import ScanResult, run_emulator
 from pyharness.spec import TARGETS, Geometry, parse_id
@@ -148,24 +149,20 @@ def test_a_chunk_that_no_step_size_belongs_to_changes_nothing(spec: SsdSpec) -> 
     assert result.state[slots].tobytes() == problem.state[slots].tobytes()
 
 
-def peer_elements(problem: ScanProblem) -> int:
-    return problem.tokens * problem.heads * problem.head_dim * problem.d_state
-
-
 @pytest.mark.parametrize("width", [32, 128])
-def test_the_peers_suites(width: int) -> None:
-    """vLLM's f32 cases of a head_dim that the family has; all the others run on a GPU."""
+def test_a_peers_suite(width: int) -> None:
+    """vLLM's f32 cases of a head_dim that the family has, by our bound and theirs; all the others run on a GPU."""
     ran = 0
-    for case in peer_cases(reduce=True):
-        if f"p{width} n{width}" not in case.name or "heads 3 " not in case.name:
+    for replay in suite("vllm ssd").cases():
+        shape = replay.shape
+        if (shape.head_dim, shape.d_state, shape.heads) != (width, width, 3):
             continue
-        problem = case.build()
+        problem = replay.problem(reduce=True)
         spec = SsdSpec(d_state=width, head_dim=width, chunk=32, segments=2, rows=16)
         truth = oracle(problem)
         result = scan(problem, spec.id, "emulator")
-        assert compare(result, problem, truth).ok, case.name
-        assert case.tolerance is not None
-        assert scaled_error(result.y, truth.y, case.tolerance.rtol, case.tolerance.atol) <= 1, case.name
+        assert compare(result, problem, truth).ok, replay.name
+        assert scaled_error(result.y, truth.y, replay.tolerance.rtol, replay.tolerance.atol) <= 1, replay.name
         ran += 1
     assert ran == 2
 

@@ -83,7 +83,7 @@ func matching(t *testing.T, row *Row, vectors []*golden.Vector) []*golden.Vector
 	t.Helper()
 	var found []*golden.Vector
 	for _, vector := range vectors {
-		if (Spec{vector.DState, DType(vector.IO), DType(vector.State)}) == row.Spec {
+		if (Spec{DState: vector.DState, IO: DType(vector.IO), State: DType(vector.State)}) == row.Spec {
 			found = append(found, vector)
 		}
 	}
