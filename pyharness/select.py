@@ -300,7 +300,6 @@ def measured_entries(documents: Iterable[Mapping[str, Any]]) -> tuple[Entry, ...
     """
     known = set(catalogue_ids())
     fastest: dict[tuple[Any, ...], Entry] = {}
-    plain: dict[tuple[Any, ...], Entry] = {}
     for document in documents:
         for row in document["rows"]:
             point = document["points"].get(row["point"])
@@ -321,19 +320,11 @@ def measured_entries(documents: Iterable[Mapping[str, Any]]) -> tuple[Entry, ...
                 **sizes,
             )
             # Two suites may have measured one problem, each with its own families.
-            problem = (*sizes.values(), entry.batch_heads, entry.tokens)
-            _keep_faster(fastest, (entry.device, *problem), entry)
-            if _precision(parse_id(entry.kernel)) != "split":
-                _keep_faster(plain, (entry.device, *problem), replace(entry, device=f"any {entry.target}"))
-    # Where split operands won, which counts on that device alone, other devices of the target have what came next.
-    split = [key for key, entry in fastest.items() if _precision(parse_id(entry.kernel)) == "split"]
-    return (*fastest.values(), *(plain[key] for key in split if key in plain))
-
-
-def _keep_faster(fastest: dict[tuple[Any, ...], Entry], key: tuple[Any, ...], entry: Entry) -> None:
-    best = fastest.setdefault(key, entry)
-    if (entry.microseconds, entry.kernel) < (best.microseconds, best.kernel):
-        fastest[key] = entry
+            problem = (entry.device, *sizes.values(), entry.batch_heads, entry.tokens)
+            best = fastest.setdefault(problem, entry)
+            if (entry.microseconds, entry.kernel) < (best.microseconds, best.kernel):
+                fastest[problem] = entry
+    return tuple(fastest.values())
 
 
 def refreshed_table(table: Table, benches: Path = BENCHES) -> Table:

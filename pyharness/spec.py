@@ -80,13 +80,9 @@ def rows_grid(geometry: Geometry, rows: int) -> tuple[int, int, int]:
     return (min(blocks, MAX_GRID_X), 1, 1)
 
 
-def channels_grid(geometry: Geometry, rows: int, sequences: int) -> tuple[int, int, int]:
-    """The grid of the rule "channels" (head_dim 1): a block a run of `rows` channels of one group and `sequences`
-    sequences, at least one sequence's; whole runs, so that a block that goes on to another sequence keeps its channels.
-    """
-    runs = geometry.groups * -(-(geometry.heads // geometry.groups) // rows)
-    shares = -(-max(geometry.sequences, 1) // sequences)
-    return (runs * min(shares, MAX_GRID_X // runs), 1, 1)
+def head_runs(geometry: Geometry, heads: int) -> int:
+    """Runs of up to `heads` heads of one group, in all groups."""
+    return geometry.groups * -(-(geometry.heads // geometry.groups) // heads)
 
 
 @dataclass(frozen=True)
@@ -227,13 +223,20 @@ class KernelSpec(ABC):
     def constants(self) -> dict[str, Any]:
         """What the template fills in: every value computed, none left to Jinja."""
 
-    @abstractmethod
     def plan(self, geometry: Geometry) -> Plan:
         """Launches for a geometry.
 
         Raises:
             NoKernel: the geometry is not one that this kernel takes.
         """
+        reason = self.refusal(geometry)
+        if reason:
+            raise NoKernel(f"{self.id}: {reason}")
+        return self._plan(geometry)
+
+    @abstractmethod
+    def _plan(self, geometry: Geometry) -> Plan:
+        """`plan` for a geometry that this kernel takes, by the rule that `grid_rule` names."""
 
     @abstractmethod
     def refusal(self, geometry: Geometry) -> str:

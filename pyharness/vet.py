@@ -12,7 +12,7 @@ import json
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from typing import Any
@@ -28,7 +28,7 @@ from pyharness.device import Device, get, image_target
 from pyharness.errors import DeviceError, NoKernel, SsmError
 from pyharness.families import RecurrentSpec, SelectiveSpec, SsdSpec, UpdateSpec
 from pyharness.oracle import OracleResult, oracle
-from pyharness.peer_suites import DECODE_SUITES, PREFILL_SUITES
+from pyharness.peer_suites import DECODE_SUITES, PREFILL_SUITES, Suite
 from pyharness.problem import ScanProblem
 from pyharness.report import device_slug
 from pyharness.scan import ScanResult, scan
@@ -95,7 +95,7 @@ def kernel_cases(spec: KernelSpec) -> Iterator[Case]:
     yield from plain_cases(spec)
     yield from geometry_cases(spec)
     if spec.most_tokens:
-        yield from decode_cases(spec)
+        yield from _suite_cases(spec, DECODE_SUITES)
     if isinstance(spec, SsdSpec):
         yield from prefill_cases(spec)
 
@@ -108,9 +108,9 @@ def _runs(spec: KernelSpec, case: Case) -> bool:
     return not mismatch(Features.of(problem), spec)
 
 
-def decode_cases(spec: KernelSpec) -> Iterator[Case]:
-    """The peers' decode suites that a kernel runs; heads and batch are cut, for the oracle's sake."""
-    for replay in itertools.chain.from_iterable(suite.cases() for suite in DECODE_SUITES):
+def _suite_cases(spec: KernelSpec, suites: Iterable[Suite]) -> Iterator[Case]:
+    """What a kernel runs of the peers' suites; heads and batch are cut, for the oracle's sake."""
+    for replay in itertools.chain.from_iterable(suite.cases() for suite in suites):
         if (replay.shape.d_state, replay.options.io, replay.options.state) != (spec.d_state, spec.io, spec.state):
             continue
         case = Case(replay.name, functools.partial(replay.problem, reduce=True))
@@ -119,15 +119,8 @@ def decode_cases(spec: KernelSpec) -> Iterator[Case]:
 
 
 def prefill_cases(spec: KernelSpec) -> Iterator[Case]:
-    """The peers' suites of chunked prefill that a kernel runs, with heads and batch cut for the oracle's sake; and
-    strong decay over all parts that a sequence is cut into.
-    """
-    for replay in itertools.chain.from_iterable(suite.cases() for suite in PREFILL_SUITES):
-        if (replay.shape.d_state, replay.options.io, replay.options.state) != (spec.d_state, spec.io, spec.state):
-            continue
-        case = Case(replay.name, functools.partial(replay.problem, reduce=True))
-        if _runs(spec, case):
-            yield case
+    """The peers' suites of chunked prefill, and strong decay over all parts that a sequence is cut into."""
+    yield from _suite_cases(spec, PREFILL_SUITES)
     head_dim, tokens = head_dim_of(spec, 64), getattr(spec, "segments", 1) * chunk_of(spec, spec.d_state) + 3
     name = f"strong decay n{spec.d_state} p{head_dim} {tokens} tokens {spec.io} s{spec.state}"
     strong = functools.partial(cases.strong_decay, spec.d_state, spec.io, spec.state, head_dim=head_dim, tokens=tokens)

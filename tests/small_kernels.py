@@ -9,10 +9,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from pyharness.emulator import EmulatorBuffer, EmulatorLaunch, EmulatorReport, run
-from pyharness.errors import EmulatorError, ToolchainError
+from pyharness.errors import ToolchainError
 from pyharness.toolchain import cuda_include_dirs
 
 KERNELS = Path(__file__).parent / "emulator_kernels"
@@ -73,8 +71,3 @@ def launch(
     entries = [entry] if isinstance(entry, str) else entry
     launches = [EmulatorLaunch(f"ssm_{e}", grid3, block3, shared) for e in entries]
     return run(source, launches, buffers, pack, include_dirs=INCLUDE_DIRS, **options)
-
-
-def kinds(error: pytest.ExceptionInfo[EmulatorError]) -> set[str]:
-    """Which rules were broken."""
-    return {f.kind for f in error.value.findings}

@@ -10,6 +10,16 @@ SIZES = ((38, 3), (64, 64), (16, 1))
 TYPES = (("f32", "f32"), ("bf16", "f32"), ("f16", "bf16"), ("f32", "i8"))
 #: A chunk that is no power of two, for kernels that can take it.
 CHUNK = 5
+#: Of `ssd`: one launch and two; one head a block and two; one tile of rows a warp and two; head_dim 80; every
+#: precision; the warp-group products of sm_90a.
+SSD_IDS = (
+    "ssd_n32_p32_r32_w2_c32_t1_bf16_sf32",
+    "ssd_n16_p32_r16_w4_c32_t3_bf16_sbf16",
+    "ssd_n16_p80_r16_w5_c32_t2_f16_sf32",
+    "ssd_n32_p32_r16_w4_c32_t3_f32_sf32_split",
+    "ssd_n16_p16_r16_w1_c64_t2_f32_sf32_tf32",
+    "ssd_n64_p64_r16_w16_c64_t2_bf16_sf32_sm90a",
+)
 
 
 def stand_ins(family: str) -> tuple[KernelSpec, ...]:

@@ -2,10 +2,22 @@
 
 from __future__ import annotations
 
+from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 
 from pyharness.cases import Options, Shape, draw
 from pyharness.problem import ScanProblem
+
+#: Draws of the same problems in every run.
+SETTINGS = settings(
+    max_examples=25,
+    deadline=None,
+    derandomize=True,
+    database=None,
+    # Explaining a failure runs the kernel hundreds of times more and tells nothing about CUDA text.
+    phases=(Phase.explicit, Phase.generate, Phase.shrink),
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+)
 
 
 def shapes(d_state: int, *, most_tokens: int = 12) -> st.SearchStrategy[Shape]:

@@ -12,7 +12,8 @@ import pytest
 from pyharness.emulator import EmulatorBuffer
 from pyharness.emulator.buffers import element_index, runs_of
 from pyharness.errors import EmulatorError, ToolchainError
-from tests.small_kernels import PROLOGUE, kernel, kinds, launch
+from tests.emulated import kinds
+from tests.small_kernels import PROLOGUE, kernel, launch
 
 
 def line_of(source: str, text: str) -> int:
@@ -57,14 +58,14 @@ def test_right_kernel_gives_the_same_bits_whatever_the_order(resident_blocks: in
 def test_deleted_barrier_before_the_read_is_a_race() -> None:
     with pytest.raises(EmulatorError, match="shared_memory") as error:
         reverse(("__syncthreads();  // stored", ""))
-    assert "race" in kinds(error)
+    assert "race" in kinds(error.value)
 
 
 def test_deleted_barrier_before_the_write_is_a_race_with_line_and_both_threads() -> None:
     defect = ("__syncthreads();  // loaded", "")
     with pytest.raises(EmulatorError) as error:
         reverse(defect)
-    assert kinds(error) == {"race"}
+    assert kinds(error.value) == {"race"}
     source = kernel("reverse", defect)
     lines = {line_of(source, "shared_memory[threadIdx.x] ="), line_of(source, "a.y[base + threadIdx.x] =")}
     finding = error.value.findings[0]
@@ -76,32 +77,32 @@ def test_deleted_barrier_before_the_write_is_a_race_with_line_and_both_threads()
 def test_read_of_shared_memory_that_nothing_wrote() -> None:
     with pytest.raises(EmulatorError) as error:
         reverse(("shared_memory[63 - threadIdx.x]", "shared_memory[64 + threadIdx.x]"), shared=512)
-    assert kinds(error) == {"uninitialised"}
+    assert kinds(error.value) == {"uninitialised"}
 
 
 def test_shared_memory_does_not_survive_its_block() -> None:
     with pytest.raises(EmulatorError) as error:
         reverse(("shared_memory[threadIdx.x] =", "if (blockIdx.x == 0) shared_memory[threadIdx.x] ="))
-    assert kinds(error) == {"uninitialised"}
+    assert kinds(error.value) == {"uninitialised"}
 
 
 def test_access_behind_shared_memory() -> None:
     with pytest.raises(EmulatorError) as error:
         reverse(("shared_memory[63 - threadIdx.x]", "shared_memory[64 - threadIdx.x]"))
-    assert "out-of-bounds" in kinds(error)
+    assert "out-of-bounds" in kinds(error.value)
 
 
 def test_threads_at_different_barriers() -> None:
     both = "if (threadIdx.x < 32) __syncthreads();\n else __syncthreads();"
     with pytest.raises(EmulatorError, match=r"line \d+ ?.*") as error:
         reverse(("__syncthreads();  // loaded", both))
-    assert kinds(error) == {"divergent-barrier"}
+    assert kinds(error.value) == {"divergent-barrier"}
 
 
 def test_thread_exits_before_a_barrier() -> None:
     with pytest.raises(EmulatorError, match="exit") as error:
         reverse(("__syncthreads();  // loaded", "if (threadIdx.x == 7) return;\n __syncthreads();"))
-    assert kinds(error) == {"exit-before-barrier"}
+    assert kinds(error.value) == {"exit-before-barrier"}
 
 
 def test_bytes_and_halves_of_one_word_may_have_different_writers() -> None:
@@ -127,7 +128,7 @@ extern "C" __global__ void ssm_bytes(const __grid_constant__ ScanArgs a) {
     overlapping = source.replace("OTHER", "threadIdx.x").replace("shared_memory + 64", "shared_memory + 62")
     with pytest.raises(EmulatorError) as error:
         launch(overlapping, [EmulatorBuffer("x", x), y], "bytes", block=64, shared=256)
-    assert "race" in kinds(error)
+    assert "race" in kinds(error.value)
 
 
 def test_static_shared_memory_does_not_compile() -> None:
@@ -168,7 +169,7 @@ def test_asynchronous_copies_land_and_fill_with_zero() -> None:
 def test_defect_around_an_asynchronous_copy(defect: tuple[str, str], kind: str) -> None:
     with pytest.raises(EmulatorError) as error:
         copy(defect)
-    assert kind in kinds(error)
+    assert kind in kinds(error.value)
 
 
 def test_source_of_a_copy_changes_before_its_wait() -> None:
@@ -185,7 +186,7 @@ extern "C" __global__ void ssm_k(const __grid_constant__ ScanArgs a) {
     work = EmulatorBuffer("workspace", floats(32), writable=True)
     with pytest.raises(EmulatorError) as error:
         launch(source, [work], "k", shared=128)
-    assert kinds(error) == {"async-source"}
+    assert kinds(error.value) == {"async-source"}
 
 
 # ---------------------------------------------------------------------------------------------- global memory
@@ -241,7 +242,7 @@ def test_read_of_a_float_that_is_misaligned_for_its_vector_type_only() -> None:
     x = floats(96)[1:81].reshape(4, 20)  # rows 4 bytes off a multiple of 16
     with pytest.raises(EmulatorError, match="float4") as error:
         rows(x=x)
-    assert kinds(error) == {"misaligned"}
+    assert kinds(error.value) == {"misaligned"}
 
 
 def test_views_of_one_packed_row_keep_their_places() -> None:
@@ -297,7 +298,7 @@ extern "C" __global__ void ssm_k(const __grid_constant__ ScanArgs a) {
     assert np.array_equal(y, np.broadcast_to(np.arange(16) + 1, (3, 16)))
     with pytest.raises(EmulatorError) as error:
         launch(source, buffers, "k", grid=3, block=17, stride=stride)
-    assert kinds(error) <= {"gap", "out-of-bounds"}
+    assert kinds(error.value) <= {"gap", "out-of-bounds"}
 
 
 def test_workspace_of_the_first_launch_is_there_in_the_second() -> None:
@@ -315,7 +316,7 @@ extern "C" __global__ void ssm_two(const __grid_constant__ ScanArgs a) {
     assert np.array_equal(y.array, x[::-1])
     with pytest.raises(EmulatorError) as error:
         launch(source, [EmulatorBuffer("x", x), y, work], "two")
-    assert kinds(error) == {"uninitialised"}
+    assert kinds(error.value) == {"uninitialised"}
 
 
 def test_block_copies_and_local_arrays() -> None:
@@ -335,7 +336,7 @@ extern "C" __global__ void ssm_k(const __grid_constant__ ScanArgs a) {
     assert np.array_equal(y.array.reshape(4, 24), x.reshape(4, 24)[:, np.arange(24) * 5 % 24])
     with pytest.raises(EmulatorError) as error:
         launch(source, [EmulatorBuffer("x", x), y], "k", block=5)
-    assert kinds(error) == {"out-of-bounds"}
+    assert kinds(error.value) == {"out-of-bounds"}
 
 
 # ---------------------------------------------------------------------------------------------- warps
@@ -363,7 +364,7 @@ def test_missing_or_weaker_order_within_a_warp_is_a_race(which: str, instead: st
     defect = (f"__syncwarp();  // {which}", instead)
     with pytest.raises(EmulatorError) as error:
         launch(kernel("warp", defect), [EmulatorBuffer("x", floats(64)), output(64)], "warp", block=64, shared=256)
-    assert "race" in kinds(error)
+    assert "race" in kinds(error.value)
 
 
 def lanes(*defects: tuple[str, str]) -> tuple[np.ndarray, np.ndarray]:
@@ -396,7 +397,7 @@ def test_shuffles_and_votes() -> None:
 def test_defect_in_a_warp_operation(defect: tuple[str, str], kind: str) -> None:
     with pytest.raises(EmulatorError, match=r"line \d+") as error:
         lanes(defect)
-    assert kinds(error) == {kind}
+    assert kinds(error.value) == {kind}
 
 
 def test_indices_of_three_dimensions() -> None:
@@ -474,13 +475,13 @@ def test_blocks_hand_over_by_flag(resident_blocks: int) -> None:
 def test_hand_over_without_order_is_reported(defect: tuple[str, str]) -> None:
     with pytest.raises(EmulatorError) as error:
         handover(defect)
-    assert kinds(error) & {"race", "uninitialised"}
+    assert kinds(error.value) & {"race", "uninitialised"}
 
 
 def test_wait_for_what_never_comes_is_reported() -> None:
     with pytest.raises(EmulatorError, match="8|4 blocks are resident") as error:
         handover(("emu_st_release(&a.flags[b], 1u)", "(void)0"))
-    assert kinds(error) == {"runaway"}
+    assert kinds(error.value) == {"runaway"}
 
 
 @pytest.mark.parametrize("resident_blocks", [1, 4])
@@ -497,7 +498,7 @@ def test_last_block_adds_up(resident_blocks: int) -> None:
             continue
         with pytest.raises(EmulatorError) as error:
             launch(source, buffers, "last_block", grid=6, resident_blocks=resident_blocks)
-        assert kinds(error) == {"race"}
+        assert kinds(error.value) == {"race"}
 
 
 @pytest.mark.parametrize("resident_blocks", [1, 4])
@@ -522,7 +523,7 @@ def test_races_in_global_memory(statement: str, bad: bool, resident_blocks: int)
         return
     with pytest.raises(EmulatorError) as error:
         launch(source, buffers, "k", grid=4, resident_blocks=resident_blocks)
-    assert kinds(error) == {"race"}
+    assert kinds(error.value) == {"race"}
 
 
 # ---------------------------------------------------------------------------------------------- order, limits, errors
@@ -550,7 +551,7 @@ def test_failed_assertion_is_a_finding() -> None:
     source = PROLOGUE + '#include <cassert>\nextern "C" __global__ void ssm_k(ScanArgs a) { assert(a.n == 1); }'
     with pytest.raises(EmulatorError, match=r"a\.n == 1") as error:
         launch(source, [], "k")
-    assert kinds(error) == {"assert"}
+    assert kinds(error.value) == {"assert"}
     launch(source, [], "k", n=1)
 
 

@@ -12,11 +12,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pyharness import EmulatorError, ScanProblem, scan
-from pyharness.args import SCAN_ARGS, Flag
+from pyharness.args import Flag
 from pyharness.binding import bind, outputs
 from pyharness.cases import (
     ANCESTOR_D_STATE,
@@ -39,17 +39,9 @@ from pyharness.render import render
 from pyharness.scan import ScanResult, run_emulator
 from pyharness.spec import Geometry, KernelSpec
 from pyharness.toolchain import cuda_include_dirs
-from tests.strategies import problems
+from tests.emulated import assert_same_bits_anywhere, kinds, run_text
+from tests.strategies import SETTINGS, problems
 
-SETTINGS = settings(
-    max_examples=25,
-    deadline=None,
-    derandomize=True,
-    database=None,
-    # Explaining a failure runs the kernel hundreds of times more and tells nothing about CUDA text.
-    phases=(Phase.explicit, Phase.generate, Phase.shrink),
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
-)
 EVERY_LAYOUT = pytest.mark.parametrize("layout", LAYOUTS)
 
 
@@ -228,17 +220,7 @@ def test_a_sequence_gives_the_same_bits_anywhere_in_a_batch(layout: str) -> None
     """Alone, among others, in another order, and with another order of threads and blocks."""
     spec = small(layout)
     problem = draw(21, Shape((7, 12, 1, 9), 2, 18, 38), Options(z=True))
-    whole = scan(problem, spec.id, "emulator")
-    assert problem.read_slots is not None
-    start, end, slot = 7, 19, problem.read_slots[1:2]
-    rows = {name: getattr(problem, name)[start:end] for name in ("x", "dt", "B", "C", "z")}
-    alone = scan(replace(problem, **rows, cu_seqlens=None, read_slots=slot), spec.id, "emulator")
-    assert alone.y.tobytes() == whole.y[start:end].tobytes()
-    assert alone.state[slot[0]].tobytes() == whole.state[slot[0]].tobytes()
-    shuffled = replace(problem, sequence_order=np.array([3, 1, 0, 2], np.int32))
-    again = run_emulator(shuffled, spec, seed=5, resident_blocks=3)
-    assert again.y.tobytes() == whole.y.tobytes()
-    assert again.state.tobytes() == whole.state.tobytes()
+    assert_same_bits_anywhere(problem, spec)
 
 
 def test_all_lane_counts_of_tiled_give_the_same_bits() -> None:
@@ -288,39 +270,6 @@ def test_y_may_start_anywhere_and_have_any_stride(layout: str) -> None:
 # Broken kernels.
 
 
-def run_broken(
-    source: str,
-    spec: RecurrentSpec,
-    problem: ScanProblem,
-    *,
-    grid: int = 0,
-    flags: int = 0,
-    arrays: dict[str, np.ndarray[Any, Any]] | None = None,
-) -> None:
-    """Run a text as `run_emulator` does, with fewer blocks, flags that lie, or other arrays than the arguments say."""
-    plan = spec.plan(problem.geometry)
-    binding = bind(problem, plan, outputs(problem))
-    buffers = [
-        EmulatorBuffer(b.name, (arrays or {}).get(b.name, b.array), b.writable, b.initialised, b.must_write)
-        for b in binding.buffers
-    ]
-    launches = [
-        EmulatorLaunch(step.entry, (grid, 1, 1) if grid else step.grid, step.block, step.shared_bytes)
-        for step in plan.launches
-    ]
-
-    def pack(addresses: Any) -> bytes:
-        record = np.frombuffer(binding.pack(addresses), SCAN_ARGS).copy()
-        record["flags"] |= np.uint32(flags)
-        return record.tobytes()
-
-    run(source, launches, buffers, pack, include_dirs=cuda_include_dirs())
-
-
-def kinds(error: EmulatorError) -> set[str]:
-    return {finding.kind for finding in error.findings}
-
-
 def exercising(spec: RecurrentSpec) -> list[ScanProblem]:
     """Problems that reach every barrier: several chunks, items and row tiles a block, tiles of state both ways."""
     n = spec.d_state or 38
@@ -354,7 +303,7 @@ def test_unbroken_kernels_pass_where_broken_ones_are_run(layout: str) -> None:
         spec = small(layout, io)
         for problem in exercising(spec):
             for grid in (0, 1):
-                run_broken(render(spec), spec, problem, grid=grid)
+                run_text(render(spec), spec, problem, grid=grid)
 
 
 @pytest.mark.parametrize(("layout", "io", "number"), broken_barriers())
@@ -367,7 +316,7 @@ def test_a_deleted_barrier_is_a_race(layout: str, io: str, number: int) -> None:
     for problem in exercising(spec):
         for grid in (0, 1):
             try:
-                run_broken(source, spec, problem, grid=grid)
+                run_text(source, spec, problem, grid=grid)
             except EmulatorError as error:
                 seen |= kinds(error)
     where = parts[number + 1].splitlines()[0]
@@ -384,9 +333,9 @@ def test_a_deleted_wait_is_found(io: str) -> None:
     call = re.compile(r"^ *copy_async_wait_all\(\);$", re.MULTILINE)
     assert len(call.findall(source)) == 1
     problem = draw(33, Shape((13, 3), 2, 32, 32), Options(io=io))
-    run_broken(source, spec, problem)
+    run_text(source, spec, problem)
     with pytest.raises(EmulatorError) as caught:
-        run_broken(call.sub("", source), spec, problem)
+        run_text(call.sub("", source), spec, problem)
     assert kinds(caught.value) & {"async-copy", "copy-not-awaited"}
 
 
@@ -395,11 +344,11 @@ def test_a_vector_access_off_its_alignment_is_found(layout: str) -> None:
     """The arguments claim 16-byte rows of state where the pool starts one element later."""
     spec = default(layout, 16)
     problem = draw(34, Shape((9,), 1, 16, 16), Options(shift=1))
-    run_broken(render(spec), spec, problem)
+    run_text(render(spec), spec, problem)
     if layout == "block":
         return  # one element a thread: it has no vector access to misalign
     with pytest.raises(EmulatorError) as caught:
-        run_broken(render(spec), spec, problem, flags=Flag.VECTOR_STATE)
+        run_text(render(spec), spec, problem, flags=Flag.VECTOR_STATE)
     assert "misaligned" in kinds(caught.value)
 
 
@@ -410,7 +359,7 @@ def test_an_output_that_is_not_stored_is_found(layout: str) -> None:
     store = re.compile(r"^ *(to\.)?y\[.*\] = from_f32<Io>\((out|v)\);$", re.MULTILINE)
     assert len(store.findall(source)) == 1
     with pytest.raises(EmulatorError) as caught:
-        run_broken(store.sub(";", source), spec, exercising(spec)[0])
+        run_text(store.sub(";", source), spec, exercising(spec)[0])
     assert {(f.kind, f.buffer) for f in caught.value.findings} == {("unwritten", "y")}
 
 
@@ -424,5 +373,5 @@ def test_a_buffer_that_ends_one_element_early_is_found(layout: str, name: str) -
     whole = getattr(problem, name)
     short = whole.reshape(-1)[:-1].copy()
     with pytest.raises(EmulatorError) as caught:
-        run_broken(render(spec), spec, problem, arrays={name: short})
+        run_text(render(spec), spec, problem, arrays={name: short})
     assert {(f.kind, f.buffer) for f in caught.value.findings} == {("out-of-bounds", name)}

@@ -9,11 +9,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pyharness import EmulatorError, ScanProblem, scan
-from pyharness.binding import bind, outputs
 from pyharness.cases import (
     Options,
     Shape,
@@ -26,24 +25,15 @@ from pyharness.cases import (
     tiny_steps,
 )
 from pyharness.compare import compare
-from pyharness.emulator import EmulatorBuffer, EmulatorLaunch, run
 from pyharness.errors import NoKernel
 from pyharness.families import SelectiveSpec
 from pyharness.oracle import oracle
 from pyharness.render import render
-from pyharness.scan import ScanResult, run_emulator
 from pyharness.spec import Geometry
-from pyharness.toolchain import cuda_include_dirs
-from tests.strategies import problems
+from tests.emulated import assert_same_bits_anywhere, kinds, run_text
+from tests.strategies import SETTINGS, problems
 
-SETTINGS = settings(
-    max_examples=15,
-    deadline=None,
-    derandomize=True,
-    database=None,
-    phases=(Phase.explicit, Phase.generate, Phase.shrink),
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
-)
+EXAMPLES = settings(SETTINGS, max_examples=15)
 #: Every type of io and every type of the state; the pair that models have, bf16 and f32, is that of the broken kernels.
 TYPES = (("f32", "f32"), ("bf16", "f16"), ("f16", "bf16"))
 EVERY_TYPE = pytest.mark.parametrize(("io", "state"), TYPES)
@@ -68,7 +58,7 @@ def usual(seed: int, lengths: tuple[int, ...], channels: int, d_state: int, **op
 
 @EVERY_TYPE
 @BOTH
-@SETTINGS
+@EXAMPLES
 @given(data=st.data())
 def test_any_problem_matches_the_oracle(fields: dict[str, int], io: str, state: str, data: st.DataObject) -> None:
     """16 columns take vectors where the problem's strides do; most problems have fewer channels than a block."""
@@ -77,7 +67,7 @@ def test_any_problem_matches_the_oracle(fields: dict[str, int], io: str, state: 
 
 
 @BOTH
-@SETTINGS
+@EXAMPLES
 @given(problem=problems(38, most_tokens=20))
 def test_any_problem_with_odd_columns_matches_the_oracle(fields: dict[str, int], problem: ScanProblem) -> None:
     """38 columns: no vector fits a row, and the last lane's quads are partly empty."""
@@ -252,18 +242,7 @@ def test_every_configuration_gives_the_same_bits_in_prefill_and_in_decode(io: st
 def test_a_sequence_gives_the_same_bits_anywhere_in_a_batch(fields: dict[str, int]) -> None:
     spec = SelectiveSpec(d_state=16, io="bf16", state="f16", **fields)
     problem = usual(21, (7, 21, 1, 6), 40, 16, io="bf16", state="f16")
-    whole = scan(problem, spec.id, "emulator")
-    assert problem.read_slots is not None
-    start, end, slot = 7, 28, problem.read_slots[1:2]
-    rows = {name: getattr(problem, name)[start:end] for name in ("x", "dt", "B", "C", "z")}
-    alone = scan(replace(problem, **rows, cu_seqlens=None, read_slots=slot), spec.id, "emulator")
-    assert alone.y.tobytes() == whole.y[start:end].tobytes()
-    assert alone.state[slot[0]].tobytes() == whole.state[slot[0]].tobytes()
-    again = run_emulator(
-        replace(problem, sequence_order=np.array([3, 1, 0, 2], np.int32)), spec, seed=5, resident_blocks=3
-    )
-    assert again.y.tobytes() == whole.y.tobytes()
-    assert again.state.tobytes() == whole.state.tobytes()
+    assert_same_bits_anywhere(problem, spec)
 
 
 def test_prefill_goes_on_where_it_stopped_and_decode_after_it() -> None:
@@ -304,26 +283,6 @@ def test_unnamed_slots_keep_their_bits_and_padding_writes_only_zeros(
 
 
 # Broken kernels.
-
-
-def run_broken(
-    source: str, spec: SelectiveSpec, problem: ScanProblem, arrays: dict[str, Any] | None = None, seed: int = 0
-) -> ScanResult:
-    """Run a text, with other arrays than the arguments say."""
-    plan = spec.plan(problem.geometry)
-    results = outputs(problem)
-    binding = bind(problem, plan, results)
-    buffers = [
-        EmulatorBuffer(b.name, (arrays or {}).get(b.name, b.array), b.writable, b.initialised, b.must_write)
-        for b in binding.buffers
-    ]
-    launches = [EmulatorLaunch(step.entry, step.grid, step.block, step.shared_bytes) for step in plan.launches]
-    run(source, launches, buffers, binding.pack, seed=seed, include_dirs=cuda_include_dirs())
-    return ScanResult(results.y, results.state, spec.id, "emulator", results.state_scale)
-
-
-def kinds(error: EmulatorError) -> set[str]:
-    return {finding.kind for finding in error.findings}
 
 
 BROKEN = SelectiveSpec(d_state=16, io="bf16", lanes=4, rows=32, warps=2, chunk=24)
@@ -368,7 +327,7 @@ BREAKS = (
 @pytest.mark.parametrize("spec", [BROKEN, BROKEN_DECODE], ids=["prefill", "decode"])
 def test_unbroken_kernels_pass_where_broken_ones_are_run(spec: SelectiveSpec) -> None:
     for problem in exercising(spec):
-        assert compare(run_broken(render(spec), spec, problem), problem).ok
+        assert compare(run_text(render(spec), spec, problem), problem).ok
 
 
 @pytest.mark.parametrize(("what", "line", "broken", "spec"), BREAKS, ids=[b[0] for b in BREAKS])
@@ -377,10 +336,10 @@ def test_a_broken_line_is_seen(what: str, line: str, broken: str, spec: Selectiv
     assert line in source, what
     for problem in exercising(spec):
         try:
-            result = run_broken(source.replace(line, broken), spec, problem)
+            result = run_text(source.replace(line, broken), spec, problem)
         except EmulatorError:
             return
-        wanted = run_broken(source, spec, problem)
+        wanted = run_text(source, spec, problem)
         if not compare(result, problem).ok or result.state.tobytes() != wanted.state.tobytes():
             return
     pytest.fail(f"{what}: nothing saw it")
@@ -400,13 +359,9 @@ def test_a_deleted_barrier_is_a_race(barrier: str) -> None:
     problem = usual(33, (50, 33), BROKEN.rows, 16, io="bf16")
     plan = BROKEN.plan(problem.geometry)
     assert plan.launches[0].grid[0] == 2
-    results = outputs(problem)
-    binding = bind(problem, plan, results)
-    buffers = [EmulatorBuffer(b.name, b.array, b.writable, b.initialised, b.must_write) for b in binding.buffers]
-    launch = EmulatorLaunch(plan.launches[0].entry, (1, 1, 1), plan.launches[0].block, BROKEN.shared_bytes)
-    run(source, [launch], buffers, binding.pack, include_dirs=cuda_include_dirs())
+    run_text(source, BROKEN, problem, grid=1)
     with pytest.raises(EmulatorError) as caught:
-        run(source.replace(barrier, ""), [launch], buffers, binding.pack, include_dirs=cuda_include_dirs())
+        run_text(source.replace(barrier, ""), BROKEN, problem, grid=1)
     assert kinds(caught.value) & {"race", "async-copy"}
 
 
@@ -414,7 +369,7 @@ def test_a_deleted_wait_is_found() -> None:
     source = render(BROKEN)
     assert source.count("copy_async_wait_all();\n      __syncthreads") == 1
     with pytest.raises(EmulatorError) as caught:
-        run_broken(
+        run_text(
             source.replace("copy_async_wait_all();\n      __syncthreads", "__syncthreads"),
             BROKEN,
             next(exercising(BROKEN)),
@@ -434,9 +389,9 @@ def test_a_vector_access_off_its_alignment_is_found(line: str, broken: str, spec
     source = render(spec)
     assert line in source
     problem = usual(34, (3,), spec.rows, 16, io=spec.io, state=spec.state, shift=1)
-    run_broken(source, spec, problem)
+    run_text(source, spec, problem)
     with pytest.raises(EmulatorError) as caught:
-        run_broken(source.replace(line, broken), spec, problem)
+        run_text(source.replace(line, broken), spec, problem)
     assert "misaligned" in kinds(caught.value)
 
 
@@ -446,7 +401,7 @@ def test_an_output_that_is_not_stored_is_found(spec: SelectiveSpec) -> None:
     store = re.compile(r"^.*(\*chunk\.y|y\[t \* a\.y_stride\]) = from_f32<Io>\(out.*\);$", re.MULTILINE)
     assert len(store.findall(source)) == 1
     with pytest.raises(EmulatorError) as caught:
-        run_broken(store.sub(";", source), spec, next(exercising(spec)))
+        run_text(store.sub(";", source), spec, next(exercising(spec)))
     assert {(f.kind, f.buffer) for f in caught.value.findings} == {("unwritten", "y")}
 
 
@@ -459,5 +414,5 @@ def test_a_buffer_that_ends_one_element_early_is_found(name: str, fields: dict[s
         problem = replace(problem, state=np.ascontiguousarray(problem.state[:2]))
     short = getattr(problem, name).reshape(-1)[:-1].copy()
     with pytest.raises(EmulatorError) as caught:
-        run_broken(render(spec), spec, problem, {name: short})
+        run_text(render(spec), spec, problem, arrays={name: short})
     assert {(f.kind, f.buffer) for f in caught.value.findings} == {("out-of-bounds", name)}

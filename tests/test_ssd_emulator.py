@@ -15,11 +15,9 @@ import numpy as np
 import pytest
 
 from pyharness import EmulatorError, ScanProblem, scan
-from pyharness.args import SCAN_ARGS, Flag
-from pyharness.binding import bind, outputs
+from pyharness.args import Flag
 from pyharness.cases import Options, Shape, draw, huge_slot_stride, strong_decay
 from pyharness.compare import compare, scaled_error
-from pyharness.emulator import EmulatorBuffer, EmulatorLaunch, run
 from pyharness.errors import NoKernel
 from pyharness.families import SsdSpec, UpdateSpec
 from pyharness.oracle import oracle
@@ -27,20 +25,11 @@ from pyharness.peer_suites import suite
 from pyharness.render import render
 from pyharness.scan import ScanResult, run_emulator
 from pyharness.spec import TARGETS, Geometry, parse_id
-from pyharness.toolchain import cuda_include_dirs
+from tests.emulated import assert_same_bits_anywhere, kinds, run_text
 from tests.handover import assert_decode_goes_on
+from tests.stand_ins import SSD_IDS
 
-#: One launch and two; one head a block and two; one tile of rows a warp and two; head_dim 80; every precision; the
-#: warp-group products of sm_90a.
-IDS = (
-    "ssd_n32_p32_r32_w2_c32_t1_bf16_sf32",
-    "ssd_n16_p32_r16_w4_c32_t3_bf16_sbf16",
-    "ssd_n16_p80_r16_w5_c32_t2_f16_sf32",
-    "ssd_n32_p32_r16_w4_c32_t3_f32_sf32_split",
-    "ssd_n16_p16_r16_w1_c64_t2_f32_sf32_tf32",
-    "ssd_n64_p64_r16_w16_c64_t2_bf16_sf32_sm90a",
-)
-KERNELS: dict[str, SsdSpec] = {kernel: parse_id(kernel) for kernel in IDS}  # type: ignore[misc]
+KERNELS: dict[str, SsdSpec] = {kernel: parse_id(kernel) for kernel in SSD_IDS}  # type: ignore[misc]
 EVERY_KERNEL = pytest.mark.parametrize("spec", KERNELS.values(), ids=list(KERNELS))
 PLAIN, SIXTEEN_BIT_STATE, _, SPLIT, TF32, HOPPER = KERNELS.values()
 
@@ -245,41 +234,6 @@ def test_plans_are_hand_worked() -> None:
     assert [step.grid[0] for step in SPLIT.plan(replace(geometry, sequences=0)).launches] == [8, 12]
 
 
-def broken_run(
-    source: str,
-    spec: SsdSpec,
-    problem: ScanProblem,
-    *,
-    grid: int = 0,
-    flags: int = 0,
-    rows: int = 0,
-    workspace_bytes: int = 0,
-    arrays: dict[str, Any] | None = None,
-) -> ScanResult:
-    """Run a text as `run_emulator` does, with fewer blocks, flags that lie, or other arrays than the arguments say."""
-    plan = spec.plan(problem.geometry)
-    results = outputs(problem)
-    planned = replace(plan, workspace_bytes=workspace_bytes) if workspace_bytes else plan
-    binding = bind(problem, planned, results)
-    buffers = [
-        EmulatorBuffer(b.name, (arrays or {}).get(b.name, b.array), b.writable, b.initialised, b.must_write)
-        for b in binding.buffers
-    ]
-    launches = [
-        EmulatorLaunch(step.entry, (grid, 1, 1) if grid else step.grid, step.block, step.shared_bytes)
-        for step in plan.launches
-    ]
-
-    def pack(addresses: Any) -> bytes:
-        record = np.frombuffer(binding.pack(addresses), SCAN_ARGS).copy()
-        record["flags"] |= np.uint32(flags)
-        record["rows"] = rows
-        return record.tobytes()
-
-    run(source, launches, buffers, pack, include_dirs=cuda_include_dirs())
-    return ScanResult(results.y, results.state, spec.id, "emulator")
-
-
 @pytest.mark.parametrize("spec", [SPLIT, HOPPER], ids=lambda spec: spec.precision or spec.exact)
 @pytest.mark.parametrize("many", [False, True])
 def test_the_workspace_is_as_large_as_planned_and_no_larger(spec: SsdSpec, many: bool) -> None:
@@ -288,14 +242,15 @@ def test_the_workspace_is_as_large_as_planned_and_no_larger(spec: SsdSpec, many:
     # By sequences where they are few and long, by chunks where they are many and short.
     lengths = (1, 2, 1, 1, 1, (spec.segments - 1) * c + 1) if many else (spec.segments * c,) * 2
     problem = draw(20, shape_of(spec, lengths, heads=2), options_of(spec, slots="moved"))
-    planned = spec.plan(problem.geometry).workspace_bytes
-    assert compare(broken_run(render(spec), spec, problem), problem).ok
+    plan = spec.plan(problem.geometry)
+    planned = plan.workspace_bytes
+    assert compare(run_text(render(spec), spec, problem), problem).ok
     one = 4 * spec.head_dim * spec.d_state + 8
     assert planned % one == 0
     # The exponents come last, heads of them behind each segment; that of a sequence's last segment is not kept.
     too_few = planned - 2 * problem.heads * 8
     with pytest.raises(EmulatorError) as caught:
-        broken_run(render(spec), spec, problem, workspace_bytes=too_few)
+        run_text(render(spec), spec, problem, plan=replace(plan, workspace_bytes=too_few))
     assert {(f.kind, f.buffer) for f in caught.value.findings} == {("out-of-bounds", "workspace")}
 
 
@@ -305,7 +260,7 @@ def test_any_grid_runs_all_items(spec: SsdSpec) -> None:
     problem = draw(21, shape_of(spec, (spec.chunk + 1, 3, 3 * spec.chunk)), options_of(spec, z=True, tail=2))
     whole = assert_right(problem, spec)
     for grid in (1, 3):
-        result = broken_run(render(spec), spec, problem, grid=grid)
+        result = run_text(render(spec), spec, problem, grid=grid)
         assert (result.y.tobytes(), result.state.tobytes()) == (whole.y.tobytes(), whole.state.tobytes())
     for resident in (2, 7):
         again = run_emulator(problem, spec, seed=resident, resident_blocks=resident)
@@ -317,21 +272,9 @@ def test_any_grid_runs_all_items(spec: SsdSpec) -> None:
 
 @EVERY_KERNEL
 def test_a_sequence_gives_the_same_bits_anywhere_in_a_batch(spec: SsdSpec) -> None:
-    c = spec.chunk
-    lengths = (7, 3 * c + 5, 1, 6)
+    lengths = (7, 3 * spec.chunk + 5, 1, 6)
     problem = draw(22, shape_of(spec, lengths, groups=2), options_of(spec, z=True, dt_f32=True))
-    whole = scan(problem, spec.id, "emulator")
-    assert problem.read_slots is not None
-    slot = problem.read_slots[1:2]
-    start, end = lengths[0], lengths[0] + lengths[1]
-    rows: dict[str, Any] = {name: getattr(problem, name)[start:end] for name in ("x", "dt", "B", "C", "z")}
-    alone = scan(replace(problem, **rows, cu_seqlens=None, read_slots=slot), spec.id, "emulator")
-    assert alone.y.tobytes() == whole.y[start:end].tobytes()
-    assert alone.state[slot[0]].tobytes() == whole.state[slot[0]].tobytes()
-    order = np.array([3, 1, 0, 2], np.int32)
-    again = run_emulator(replace(problem, sequence_order=order), spec, seed=5, resident_blocks=3)
-    assert again.y.tobytes() == whole.y.tobytes()
-    assert again.state.tobytes() == whole.state.tobytes()
+    assert_same_bits_anywhere(problem, spec)
 
 
 @EVERY_KERNEL
@@ -411,7 +354,7 @@ def test_a_slot_out_of_range_on_the_device_is_padding(spec: SsdSpec) -> None:
     for bad in (problem.slots, -7, 2**31 - 1):
         slots = problem.read_slots.copy()
         slots[0] = bad
-        result = broken_run(render(spec), spec, problem, arrays={"read_slots": slots})
+        result = run_text(render(spec), spec, problem, arrays={"read_slots": slots})
         assert (result.y[: spec.chunk + 1].astype(np.float32) == 0).all()
         assert (result.y[spec.chunk + 1 :].astype(np.float32) != 0).any()
 
@@ -425,10 +368,6 @@ def test_slots_beyond_32_bits() -> None:
 BARRIER = re.compile(r" +(?:__syncthreads|meet)\(\);")
 WAIT = re.compile(r" +copy_async_wait<[^;]*;")
 WATCHED = (PLAIN, SPLIT, HOPPER)
-
-
-def kinds(error: EmulatorError) -> set[str]:
-    return {finding.kind for finding in error.findings}
 
 
 def exercising(spec: SsdSpec) -> ScanProblem:
@@ -464,7 +403,7 @@ def found_in(source: str, spec: SsdSpec, left_out: int) -> set[str]:
     for grid in (0, 1):
         problem = exercising(spec)
         try:
-            result = broken_run(source, spec, problem, grid=grid, rows=left_out)
+            result = run_text(source, spec, problem, grid=grid, rows=left_out)
         except EmulatorError as error:
             seen |= kinds(error)
             continue
@@ -516,7 +455,7 @@ def test_a_broken_line_is_seen(what: str, line: str, broken: str) -> None:
     problems = (draw(32, shape, options), draw(32, shape, replace(options, shift=1)), long_sum())
     for problem in problems:
         try:
-            result = broken_run(source.replace(line, broken), SPLIT, problem)
+            result = run_text(source.replace(line, broken), SPLIT, problem)
         except EmulatorError as error:
             seen.append(str(kinds(error)))
             continue
@@ -530,11 +469,11 @@ def test_a_broken_line_is_seen(what: str, line: str, broken: str) -> None:
 def test_a_vector_access_off_its_alignment_is_found(spec: SsdSpec) -> None:
     """The arguments claim 16-byte rows where an array starts one element later."""
     problem = draw(34, shape_of(spec, (spec.chunk,)), options_of(spec, shift=1, z=True))
-    broken_run(render(spec), spec, problem)
+    run_text(render(spec), spec, problem)
     for flag in (Flag.VECTOR_STATE, Flag.VECTOR_X, Flag.VECTOR_B, Flag.VECTOR_C, Flag.VECTOR_Z):
         # x, B and C are copied by vectors only together where a chunk is whole.
         with pytest.raises(EmulatorError) as caught:
-            broken_run(render(spec), spec, problem, flags=flag)
+            run_text(render(spec), spec, problem, flags=flag)
         assert "misaligned" in kinds(caught.value), flag
 
 
@@ -548,5 +487,5 @@ def test_a_buffer_that_ends_one_element_early_is_found(spec: SsdSpec, name: str)
     whole = getattr(problem, name)
     short = whole.reshape(-1)[:-1].copy()
     with pytest.raises(EmulatorError) as caught:
-        broken_run(render(spec), spec, problem, arrays={name: short})
+        run_text(render(spec), spec, problem, arrays={name: short})
     assert {(f.kind, f.buffer) for f in caught.value.findings} == {("out-of-bounds", name)}

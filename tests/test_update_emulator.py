@@ -5,16 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pyharness import EmulatorError, ScanProblem, scan
-from pyharness.args import SCAN_ARGS, Flag
-from pyharness.binding import bind, outputs
+from pyharness.args import Flag
 from pyharness.cases import (
     Options,
     Shape,
@@ -24,26 +22,17 @@ from pyharness.cases import (
 )
 from pyharness.catalogue import CATALOGUE
 from pyharness.compare import compare
-from pyharness.emulator import EmulatorBuffer, EmulatorLaunch, run
 from pyharness.errors import NoKernel
 from pyharness.families import RecurrentSpec, UpdateSpec
 from pyharness.families.update import MAX_TOKENS
 from pyharness.oracle import initial_state, oracle
 from pyharness.render import render
-from pyharness.scan import ScanResult, run_emulator
+from pyharness.scan import ScanResult
 from pyharness.spec import Geometry
-from pyharness.toolchain import cuda_include_dirs
+from tests.emulated import assert_same_bits_anywhere, kinds, run_text
 from tests.stochastic import assert_draws_are_fair
-from tests.strategies import problems
+from tests.strategies import SETTINGS, problems
 
-SETTINGS = settings(
-    max_examples=25,
-    deadline=None,
-    derandomize=True,
-    database=None,
-    phases=(Phase.explicit, Phase.generate, Phase.shrink),
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
-)
 TYPES = (("f32", "f32"), ("bf16", "f32"), ("bf16", "bf16"), ("f16", "f16"), ("bf16", "f16"), ("f32", "i8"))
 EVERY_TYPE = pytest.mark.parametrize(("io", "state"), TYPES)
 
@@ -95,13 +84,7 @@ def test_edges(fields: dict[str, int]) -> None:
 
 def run_unplanned(problem: ScanProblem, spec: UpdateSpec) -> ScanResult:
     """Run a problem whatever the length of its sequences, by the plan of a geometry that does not tell."""
-    plan = spec.plan(replace(problem.geometry, longest=0))
-    results = outputs(problem)
-    binding = bind(problem, plan, results)
-    buffers = [EmulatorBuffer(b.name, b.array, b.writable, b.initialised, b.must_write) for b in binding.buffers]
-    launches = [EmulatorLaunch(step.entry, step.grid, step.block, step.shared_bytes) for step in plan.launches]
-    run(render(spec), launches, buffers, binding.pack, include_dirs=cuda_include_dirs())
-    return ScanResult(results.y, results.state, spec.id, "emulator", results.state_scale)
+    return run_text(render(spec), spec, problem, plan=spec.plan(replace(problem.geometry, longest=0)))
 
 
 def test_longer_sequences_are_refused_where_they_are_known() -> None:
@@ -217,18 +200,7 @@ def test_every_configuration_gives_the_same_bits_and_those_of_recurrent(io: str,
 def test_a_sequence_gives_the_same_bits_anywhere_in_a_batch() -> None:
     spec = small("bf16", "bf16")
     problem = draw(21, Shape((7, 8, 1, 6), 2, 18, 38), Options(io="bf16", state="bf16", z=True))
-    whole = scan(problem, spec.id, "emulator")
-    assert problem.read_slots is not None
-    start, end, slot = 7, 15, problem.read_slots[1:2]
-    rows = {name: getattr(problem, name)[start:end] for name in ("x", "dt", "B", "C", "z")}
-    alone = scan(replace(problem, **rows, cu_seqlens=None, read_slots=slot), spec.id, "emulator")
-    assert alone.y.tobytes() == whole.y[start:end].tobytes()
-    assert alone.state[slot[0]].tobytes() == whole.state[slot[0]].tobytes()
-    again = run_emulator(
-        replace(problem, sequence_order=np.array([3, 1, 0, 2], np.int32)), spec, seed=5, resident_blocks=3
-    )
-    assert again.y.tobytes() == whole.y.tobytes()
-    assert again.state.tobytes() == whole.state.tobytes()
+    assert_same_bits_anywhere(problem, spec)
 
 
 # Slots, padding, drafts.
@@ -335,32 +307,6 @@ def test_8_bit_states_round_stochastically_with_a_key() -> None:
 # Broken kernels.
 
 
-def run_broken(
-    source: str, spec: UpdateSpec, problem: ScanProblem, *, flags: int = 0, arrays: dict[str, Any] | None = None
-) -> ScanResult:
-    """Run a text, with flags that lie or other arrays than the arguments say."""
-    plan = spec.plan(problem.geometry)
-    results = outputs(problem)
-    binding = bind(problem, plan, results)
-    buffers = [
-        EmulatorBuffer(b.name, (arrays or {}).get(b.name, b.array), b.writable, b.initialised, b.must_write)
-        for b in binding.buffers
-    ]
-    launches = [EmulatorLaunch(step.entry, step.grid, step.block, step.shared_bytes) for step in plan.launches]
-
-    def pack(addresses: Any) -> bytes:
-        record = np.frombuffer(binding.pack(addresses), SCAN_ARGS).copy()
-        record["flags"] |= np.uint32(flags)
-        return record.tobytes()
-
-    run(source, launches, buffers, pack, include_dirs=cuda_include_dirs())
-    return ScanResult(results.y, results.state, spec.id, "emulator", results.state_scale)
-
-
-def kinds(error: EmulatorError) -> set[str]:
-    return {finding.kind for finding in error.findings}
-
-
 #: What a line says, and what it says once broken: each must be seen by `exercising`.
 BREAKS = (
     ("carry of the state", "s[r] + i * kPiece + 4 * q, decay", "s[r] + i * kPiece, decay", "i8"),
@@ -394,7 +340,7 @@ def exercising(state: str) -> Iterator[tuple[ScanProblem, UpdateSpec]]:
 @pytest.mark.parametrize("state", ["f32", "bf16", "i8"])
 def test_unbroken_kernels_pass_where_broken_ones_are_run(state: str) -> None:
     for problem, spec in exercising(state):
-        assert compare(run_broken(render(spec), spec, problem), problem).ok
+        assert compare(run_text(render(spec), spec, problem), problem).ok
 
 
 @pytest.mark.parametrize(("what", "line", "broken", "state"), BREAKS, ids=[b[0] for b in BREAKS])
@@ -404,7 +350,7 @@ def test_a_broken_line_is_seen(what: str, line: str, broken: str, state: str) ->
         source = render(spec)
         assert line in source, what
         try:
-            result = run_broken(source.replace(line, broken), spec, problem)
+            result = run_text(source.replace(line, broken), spec, problem)
         except EmulatorError as error:
             seen.append(str(kinds(error)))
             continue
@@ -422,9 +368,9 @@ def test_a_vector_access_off_its_alignment_is_found() -> None:
     spec = UpdateSpec(d_state=16)
     every = Flag.VECTOR_STATE | Flag.VECTOR_X | Flag.VECTOR_B | Flag.VECTOR_C
     problem = draw(34, Shape((3,), 1, 16, 16), Options(shift=1))
-    run_broken(render(spec), spec, problem)
+    run_text(render(spec), spec, problem)
     with pytest.raises(EmulatorError) as caught:
-        run_broken(render(spec), spec, problem, flags=every)
+        run_text(render(spec), spec, problem, flags=every)
     assert "misaligned" in kinds(caught.value)
 
 
@@ -435,7 +381,7 @@ def test_an_output_that_is_not_stored_is_found(state: str) -> None:
     store = re.compile(r"^ *y\[.*\] = from_f32<Io>\(out\);$", re.MULTILINE)
     assert len(store.findall(source)) == 1
     with pytest.raises(EmulatorError) as caught:
-        run_broken(store.sub(";", source), spec, problem)
+        run_text(store.sub(";", source), spec, problem)
     assert {(f.kind, f.buffer) for f in caught.value.findings} == {("unwritten", "y")}
 
 
@@ -449,7 +395,7 @@ def test_a_buffer_that_ends_one_element_early_is_found(d_state: int, name: str) 
     whole = getattr(problem, name)
     short = whole.reshape(-1)[:-1].copy()
     with pytest.raises(EmulatorError) as caught:
-        run_broken(render(spec), spec, problem, arrays={name: short})
+        run_text(render(spec), spec, problem, arrays={name: short})
     assert {(f.kind, f.buffer) for f in caught.value.findings} == {("out-of-bounds", name)}
 
 

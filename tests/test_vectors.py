@@ -12,6 +12,7 @@ import pytest
 from pyharness import manifest, plans, select, vectors
 from pyharness.errors import ImageError
 from pyharness.families import RecurrentSpec
+from pyharness.families.ssd import segments_plan
 from pyharness.manifest import Row
 from pyharness.spec import Geometry, Launchable, Plan
 
@@ -109,7 +110,7 @@ def test_segments_worked_out_by_hand() -> None:
     # tokens. 4096 tokens fill at most 64 + 2 segments, more than 2 * 8 = 16, so 16 x 64 heads keep a state.
     rule = {"rule": "segments", "heads": 3, "chunk": 64, "segments": 8, "state_bytes": 1000, "gather_threads": 96}
     kernel = Launchable(("ssm_x_gather", "ssm_x_walk"), 256, 5000)
-    plan = plans.segments_plan(rule, kernel, Geometry(4096, 2, 64, 64, 8, 128))
+    plan = segments_plan(rule, kernel, Geometry(4096, 2, 64, 64, 8, 128))
     assert [(step.entry, step.grid[0], step.block[0]) for step in plan.launches] == [
         ("ssm_x_gather", 2 * 7 * 24, 96),
         ("ssm_x_walk", 2 * 8 * 24, 256),

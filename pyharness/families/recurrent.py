@@ -274,10 +274,7 @@ class RecurrentSpec(KernelSpec):
             return f"specialised on d_state {self.d_state}, found {geometry.d_state}"
         return ""
 
-    def plan(self, geometry: Geometry) -> Plan:
-        reason = self.refusal(geometry)
-        if reason:
-            raise NoKernel(f"{self.id}: {reason}")
+    def _plan(self, geometry: Geometry) -> Plan:
         if self.layout == "generic":
             return padded_rows_plan(self.grid_rule, self.launchable, geometry)
         plan = rows_plan(self.grid_rule, self.launchable, geometry)

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from pyharness.errors import NoKernel
 from pyharness.spec import (
     DTYPE_BYTES,
     IO_DTYPES,
+    MAX_GRID_X,
     PORTABLE_SHARED,
     Geometry,
     KernelSpec,
     Launch,
+    Launchable,
     Plan,
-    channels_grid,
+    head_runs,
     power_of_two_at_least,
 )
 
@@ -31,6 +34,18 @@ _ACCESS_BYTES = 16
 _STAGING_BUDGET = 96 * 1024
 #: Tokens of a channel whose steps and gates a group of lanes computes at once.
 _TOKENS_TOGETHER = 8
+
+
+def channels_plan(rule: Mapping[str, Any], kernel: Launchable, geometry: Geometry) -> Plan:
+    """The rule "channels", for head_dim 1: a block a run of `rows` channels of one group and `sequences` sequences.
+
+    There are blocks for one sequence at least, and whole runs of them, so that a block that goes on to another sequence
+    keeps its channels.
+    """
+    runs = head_runs(geometry, rule["rows"])
+    shares = -(-max(geometry.sequences, 1) // rule["sequences"])
+    grid = (runs * min(shares, MAX_GRID_X // runs), 1, 1)
+    return Plan((Launch(kernel.entries[0], grid, (kernel.threads, 1, 1), kernel.shared_bytes),))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -208,10 +223,6 @@ class SelectiveSpec(KernelSpec):
             return f"specialised on d_state {self.d_state}, found {geometry.d_state}"
         return ""
 
-    def plan(self, geometry: Geometry) -> Plan:
-        reason = self.refusal(geometry)
-        if reason:
-            raise NoKernel(f"{self.id}: {reason}")
-        grid = channels_grid(geometry, self.rows, self.sequences or 1)
-        launch = Launch(self.symbol(), grid, (self.threads, 1, 1), self.shared_bytes)
-        return Plan((launch,), rows=self.rows, chunk=self.chunk)
+    def _plan(self, geometry: Geometry) -> Plan:
+        plan = channels_plan(self.grid_rule, self.launchable, geometry)
+        return replace(plan, rows=self.rows, chunk=self.chunk)

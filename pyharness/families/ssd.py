@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from pyharness.errors import NoKernel
@@ -16,6 +17,7 @@ from pyharness.spec import (
     Launch,
     Launchable,
     Plan,
+    head_runs,
 )
 
 #: How f32 operands are multiplied; 16-bit ones are multiplied as they are.
@@ -31,6 +33,30 @@ _MOST_SHARED = max(SHARED_LIMIT.values())
 _TILE = 16
 _GROUP_ROWS = 64
 _WORD_BYTES = 4
+
+
+def segments_plan(rule: Mapping[str, Any], kernel: Launchable, geometry: Geometry) -> Plan:
+    """The rule "segments": sequences are cut in `segments` of whole chunks, a block has one and a run of heads.
+
+    A run is `heads` heads of one group.
+
+    With several segments the entry that ends in `_gather` comes first, on all segments but one and with
+    `gather_threads` threads, and stores what the states become over each segment; then `_walk` runs all of them. The
+    workspace is `state_bytes` for each head of each segment that the tokens can fill.
+    """
+    segments, chunk = rule["segments"], rule["chunk"]
+    blocks = max(geometry.sequences, 1) * head_runs(geometry, rule["heads"])
+    by_name = {entry.rpartition("_")[2]: entry for entry in kernel.entries}
+    steps = [("walk", segments, kernel.threads)]
+    kept = 0
+    if segments > 1:
+        steps.insert(0, ("gather", segments - 1, rule.get("gather_threads") or kernel.threads))
+        kept = min(geometry.sequences * segments, geometry.tokens // chunk + geometry.sequences)
+    launches = tuple(
+        Launch(by_name[name], (min(blocks * count, MAX_GRID_X), 1, 1), (threads, 1, 1), kernel.shared_bytes)
+        for name, count, threads in steps
+    )
+    return Plan(launches, workspace_bytes=kept * geometry.heads * rule["state_bytes"])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -256,22 +282,5 @@ class SsdSpec(KernelSpec):
             )
         return ""
 
-    def plan(self, geometry: Geometry) -> Plan:
-        reason = self.refusal(geometry)
-        if reason:
-            raise NoKernel(f"{self.id}: {reason}")
-        runs = geometry.groups * -(-(geometry.heads // geometry.groups) // self.heads)
-        entries = max(geometry.sequences, 1)
-        launches = tuple(
-            Launch(
-                self.symbol(entry),
-                (min(entries * segments * runs, MAX_GRID_X), 1, 1),
-                (self.gather_threads if entry == "gather" else self.threads, 1, 1),
-                self.shared_bytes,
-            )
-            for entry, segments in self.entries
-        )
-        kept = 0
-        if self.segments > 1:
-            kept = min(geometry.sequences * self.segments, geometry.tokens // self.chunk + geometry.sequences)
-        return Plan(launches, workspace_bytes=kept * geometry.heads * self._state_bytes, chunk=self.chunk)
+    def _plan(self, geometry: Geometry) -> Plan:
+        return replace(segments_plan(self.grid_rule, self.launchable, geometry), chunk=self.chunk)

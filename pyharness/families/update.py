@@ -11,10 +11,9 @@ from pyharness.spec import (
     IO_DTYPES,
     Geometry,
     KernelSpec,
-    Launch,
     Plan,
     power_of_two_at_least,
-    rows_grid,
+    rows_plan,
 )
 
 STATE_DTYPES = ("f32", "bf16", "f16", "i8")
@@ -160,9 +159,5 @@ class UpdateSpec(KernelSpec):
             )
         return ""
 
-    def plan(self, geometry: Geometry) -> Plan:
-        reason = self.refusal(geometry)
-        if reason:
-            raise NoKernel(f"{self.id}: {reason}")
-        launch = Launch(self.symbol(), rows_grid(geometry, self.rows), (self.threads, 1, 1), 0)
-        return Plan((launch,))
+    def _plan(self, geometry: Geometry) -> Plan:
+        return rows_plan(self.grid_rule, self.launchable, geometry)

@@ -28,16 +28,4 @@ __device__ __forceinline__ int64_t group_of(const ScanArgs& a, int head) {
   return divide_short(static_cast<uint32_t>(scaled), static_cast<uint32_t>(a.heads));
 }
 
-// A value that the compiler knows nothing of from here on: what it is worked out from comes before, and what is worked
-// out from it stays behind, so that neither gets between a load and those that wait for it.
-template <typename T>
-__device__ __forceinline__ T opaque(T v) {
-#if !defined(SSM_EMULATOR)
-  if constexpr (sizeof(T) == 8) {
-    asm volatile("" : "+l"(v));
-  } else {
-    asm volatile("" : "+r"(v));
-  }
-#endif
-  return v;
-}
+#include "opaque.cuh"

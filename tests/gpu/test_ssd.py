@@ -20,6 +20,7 @@ from pyharness.peer_suites import PREFILL_SUITES, suite
 from pyharness.scan import run_emulator
 from pyharness.spec import parse_id
 from tests.handover import assert_decode_goes_on
+from tests.stand_ins import SSD_IDS
 
 KERNELS = [spec for spec in CATALOGUE if isinstance(spec, SsdSpec)]
 EVERY_KERNEL = pytest.mark.parametrize("spec", KERNELS, ids=[spec.id for spec in KERNELS])
@@ -115,18 +116,7 @@ def test_256_decode_steps_go_on_from_prefill(spec: SsdSpec) -> None:
     )
 
 
-#: Small kernels of every kind of product, which the emulator runs too.
-TWINS = (
-    "ssd_n32_p32_r32_w2_c32_t1_bf16_sf32",
-    "ssd_n16_p32_r16_w4_c32_t3_bf16_sbf16",
-    "ssd_n16_p80_r16_w5_c32_t2_f16_sf32",
-    "ssd_n32_p32_r16_w4_c32_t3_f32_sf32_split",
-    "ssd_n16_p16_r16_w1_c64_t2_f32_sf32_tf32",
-    "ssd_n64_p64_r16_w16_c64_t2_bf16_sf32_sm90a",
-)
-
-
-@pytest.mark.parametrize("kernel", TWINS)
+@pytest.mark.parametrize("kernel", SSD_IDS)
 def test_the_emulator_gives_what_the_gpu_gives(kernel: str) -> None:
     """Tensor cores sum in another order and exp2 has its own last digits: now and then an operand rounds the other way,
     which is far below what rounding itself costs. Slots that hold 16 bits may differ by one unit.
