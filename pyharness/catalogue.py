@@ -44,8 +44,8 @@ _MAMBA1 = 16  # the d_state of nearly every Mamba-1 model
 
 _SELECTIVE: tuple[KernelSpec, ...] = (
     *(SelectiveSpec(d_state=_MAMBA1, io=io) for io in ("f32", "bf16", "f16")),
-    # Fewer lanes a channel, where a batch fills the device.
-    SelectiveSpec(d_state=_MAMBA1, io="bf16", lanes=2, rows=64, warps=4, chunk=64),
+    # More lanes a channel: few channels.
+    SelectiveSpec(d_state=_MAMBA1, io="bf16", lanes=4, chunk=8),
     *(SelectiveSpec(d_state=_MAMBA1, io=io, chunk=1) for io in ("f32", "bf16", "f16")),
     # A sequence a block, for small batches.
     SelectiveSpec(d_state=_MAMBA1, io="bf16", chunk=1, sequences=1),
