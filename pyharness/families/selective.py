@@ -24,7 +24,7 @@ from pyharness.spec import (
 MAX_D_STATE = 256
 #: Most state elements of a lane.
 MAX_ELEMENTS = 64
-MAX_WARPS = 8
+MAX_WARPS = 16
 MAX_TURN = 16
 MAX_PIECES = 16
 #: Most sequences that a decoding block serves.
@@ -90,7 +90,7 @@ class SelectiveSpec(KernelSpec):
             self._default("lanes", max(1, whole // 2))
             self._default("chunk", 4)
             if self.lanes > 0:
-                self._default("warps", min(MAX_WARPS, max(1, _BARRIERS // self.quads)))
+                self._default("warps", min(8, max(1, _BARRIERS // self.quads)))
         if self.lanes > 0 and self.warps > 0:
             tile = min(4, self.lanes) if self.decodes else 2 if self.quads <= 2 else 1
             self._default("rows", self._lanes_of_rows // self.lanes * tile)
@@ -179,9 +179,9 @@ class SelectiveSpec(KernelSpec):
             live = 2 * self.tile * self.slice
             warps = 24 if live <= 16 else 16 if live <= 64 else 8
         else:
-            # A quad of every token, A, and the sums.
-            live = self.tile * (8 * self.chunk + self.slice + 2 * self.chunk)
-            warps = 16 if live <= 100 else 12 if live <= 130 else 8
+            # A quad of every token, A, and the sums of the quads before.
+            live = self.tile * (4 * self.chunk + self.slice + (self.quads - 1) * self.chunk)
+            warps = 16 if live <= 40 else 12 if live <= 80 else 8
         return max(1, warps // self.warps)
 
     @property
@@ -190,10 +190,10 @@ class SelectiveSpec(KernelSpec):
 
     @property
     def shared_bytes(self) -> int:
-        """Of each warp that takes turns: B and C of one, and the state that is handed to it."""
+        """Of each warp that takes turns: B and C of one, the state that is handed to it, D and dt_bias."""
         if self.decodes:
             return 0
-        return 4 * self.warps * (2 * self.chunk * self.slice * self.lanes + 32 * self.tile * self.slice)
+        return 4 * self.warps * (2 * self.chunk * self.slice * self.lanes + 32 * self.tile * (self.slice + 2))
 
     @property
     def grid_rule(self) -> dict[str, Any]:
