@@ -137,6 +137,11 @@ class SelectiveSpec(KernelSpec):
         return self.chunk == 1
 
     @property
+    def round(self) -> int:
+        """Tokens after which the turns come back to the same warp (prefill)."""
+        return self.warps * self.chunk
+
+    @property
     def body(self) -> str:
         """The section of the template that holds the kernel."""
         return "decode" if self.decodes else "prefill"
@@ -215,4 +220,4 @@ class SelectiveSpec(KernelSpec):
 
     def _plan(self, geometry: Geometry) -> Plan:
         plan = channels_plan(self.grid_rule, self.launchable, geometry)
-        return replace(plan, rows=self.rows, chunk=self.chunk)
+        return replace(plan, rows=self.rows, chunk=self.round)
