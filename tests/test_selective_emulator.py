@@ -375,7 +375,7 @@ def test_a_deleted_barrier_is_found(line: str, found: set[str]) -> None:
 @pytest.mark.parametrize(
     ("line", "broken", "spec"),
     [
-        ("takes_runs<Io>(a.x, a.x_stride, w.first)", "true", BROKEN),
+        ("const bool usual =", "const bool usual = true ||", BROKEN),
         ("(a.flags & kVectors) == kVectors && kDState % 4 == 0", "kDState % 4 == 0", BROKEN_DECODE),
     ],
     ids=["prefill", "decode"],
