@@ -30,6 +30,8 @@ MAX_PIECES = 16
 #: Most sequences that a decoding block serves.
 MAX_SEQUENCES = 64
 _ACCESS_BYTES = 16
+#: Sequences of a decoding block in shared memory: more do not make it faster.
+_MOST_AHEAD = 4
 #: Barriers of a block that have a number.
 _BARRIERS = 16
 
@@ -137,6 +139,11 @@ class SelectiveSpec(KernelSpec):
         return self.chunk == 1
 
     @property
+    def ahead(self) -> int:
+        """Sequences of a block whose states are in shared memory at the same time (decode)."""
+        return min(self.sequences, _MOST_AHEAD)
+
+    @property
     def round(self) -> int:
         """Tokens after which the turns come back to the same warp (prefill)."""
         return self.warps * self.chunk
@@ -195,9 +202,15 @@ class SelectiveSpec(KernelSpec):
 
     @property
     def shared_bytes(self) -> int:
-        """Of each warp that takes turns: B and C of one, the state that is handed to it, D and dt_bias."""
+        """Of each warp that takes turns: B and C of one, the state that is handed to it, D and dt_bias.
+
+        Of each warp that decodes: the states, x, z, B, C and dt of some sequences.
+        """
         if self.decodes:
-            return 0
+            io, channels = DTYPE_BYTES[self.io], self.rows // self.warps
+            rows = [channels * io, channels * io, self.d_state * io, self.d_state * io, 4 * channels]
+            whole = sum(-(-row // _ACCESS_BYTES) * _ACCESS_BYTES for row in rows)
+            return self.warps * self.ahead * (512 * self.tile * self.pieces + whole)
         return 4 * self.warps * (2 * self.chunk * self.slice * self.lanes + 32 * self.tile * (self.slice + 2))
 
     @property
