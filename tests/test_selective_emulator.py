@@ -311,7 +311,7 @@ BREAKS = (
     ("unused rows", "  clear_unused(a, w);\n}", "}", BROKEN),
     ("the state's next warp", "left == kTurn ? own :", "left == kTurn ? turns[0] :", BROKEN),
     ("turns of all sequences", "taken += n_turns", "taken += 1", BROKEN),
-    ("a turn that nobody takes", "wait_for_turn(warp, i);  // a", "wake_next(warp, i);  // a", BROKEN),
+    ("a turn that nobody takes", "wait_for_turn(a, warp, i);  // a", "wake_next(warp, i);  // a", BROKEN),
     ("owner of a channel", "r * kOwners, kLanes", "0, kLanes", BROKEN_DECODE),
     (
         "slot of a longer sequence's final state",
@@ -321,10 +321,11 @@ BREAKS = (
     ),
     ("slot of a step's final state", "write * a.state_stride", "0 * a.state_stride", BROKEN_DECODE),
     ("fresh step", "if (read >= 0 && column", "if (column", BROKEN_DECODE),
+    ("rows of a step", "offsetof(Step, C)", "offsetof(Step, B)", BROKEN_DECODE),
     ("token of a draw", "a, s, slot, t - q.begin, at", "a, s, slot, 0, at", BROKEN_DECODE),
     ("sequences of the next lists", "first += 32 * w.step", "first += 33 * w.step", BROKEN_DECODE),
     ("longer sequences", "& ~steps", "& steps", BROKEN_DECODE),
-    ("D", "fmaf(constants.D, to_f32(step.token.x), out)", "fmaf(constants.D, to_f32(step.token.z), out)", BROKEN_DECODE),
+    ("D", "out = fmaf(constants.D, to_f32(token.x), out) *", "out = fmaf(constants.D, d, out) *", BROKEN_DECODE),
 )
 
 
@@ -354,12 +355,13 @@ def test_a_broken_line_is_seen(what: str, line: str, broken: str, spec: Selectiv
 #: What orders the warps of a block, and how its lack shows.
 ORDER = (
     ("  __syncwarp();  // the last turn's were read\n", {"race"}),
-    ("    wait_for_turn(warp, i);\n    float4", {"race", "uninitialised", "deadlock"}),
+    ("  __syncwarp();  // this turn's are there\n", {"race", "uninitialised"}),
+    ("    wait_for_turn(a, warp, i);\n    float4", {"race", "uninitialised", "deadlock"}),
     ("    if (&next != &own) wake_next(warp, i);\n", {"deadlock"}),
 )
 
 
-@pytest.mark.parametrize(("line", "found"), ORDER, ids=["read", "wait", "wake"])
+@pytest.mark.parametrize(("line", "found"), ORDER, ids=["read", "shared", "wait", "wake"])
 def test_a_deleted_barrier_is_found(line: str, found: set[str]) -> None:
     source = render(BROKEN)
     assert source.count(line) == 1
@@ -393,7 +395,7 @@ def test_a_vector_access_off_its_alignment_is_found(line: str, broken: str, spec
 @pytest.mark.parametrize("spec", [BROKEN, BROKEN_DECODE], ids=["prefill", "decode"])
 def test_an_output_that_is_not_stored_is_found(spec: SelectiveSpec) -> None:
     source = render(spec)
-    store = re.compile(r"^ *(store_channels\(static_cast<Io\*>\(a\.y\).*|y\[t \* a\.y_stride\] = from_f32<Io>\(out\));$", re.MULTILINE)
+    store = re.compile(r"^ *(store_channels\(static_cast<Io\*>\(a\.y\)[^;]*\n[^;]*How::kUsual\)|y\[t \* a\.y_stride\] = from_f32<Io>\(out\));$", re.MULTILINE)
     assert len(store.findall(source)) == 1
     with pytest.raises(EmulatorError) as caught:
         run_text(store.sub(";", source), spec, next(exercising(spec)))

@@ -189,7 +189,7 @@ class SelectiveSpec(KernelSpec):
         if self.decodes:
             # The state and A; the most warps for which nvcc spills nothing on any target.
             live = 2 * self.tile * self.slice
-            warps = 16 if live <= 64 else 8
+            warps = 32 if live <= 8 else 24 if live <= 16 else 20 if live <= 32 else 16 if live <= 64 else 8
         else:
             # A quad of every token, A, and the sums of the quads before.
             live = self.tile * (4 * self.chunk + self.slice + (self.quads - 1) * self.chunk)

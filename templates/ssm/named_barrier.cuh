@@ -7,10 +7,15 @@ __device__ __forceinline__ void arrive_at(int barrier, int threads) {
   asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
 #endif
 }
-__device__ __forceinline__ void wait_at(int barrier, int threads) {
+// NOTE: `again` is false. The loop keeps what is computed before the wait before it: the assembler moves instructions
+// past a barrier, but not into a loop.
+__device__ __forceinline__ void wait_at(int barrier, int threads, bool again) {
 #if defined(SSM_EMULATOR)
   emu_named_barrier(barrier, threads, 1);
 #else
-  asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
+  asm volatile(
+      "{\n.reg .pred again;\nsetp.ne.u32 again, %2, 0;\nWAIT:\nbar.sync %0, %1;\n@again bra WAIT;\n}" ::"r"(barrier),
+      "r"(threads), "r"(static_cast<uint32_t>(again))
+      : "memory");
 #endif
 }
