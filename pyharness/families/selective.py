@@ -128,7 +128,9 @@ class SelectiveSpec(KernelSpec):
         if self.chunk not in (2, 4, 8, MAX_TURN):
             return f"chunk must be 1, or 2, 4, 8 or {MAX_TURN} tokens, found {self.chunk}"
         if self.warps > 1 and self.warps * self.quads > _BARRIERS:
-            return f"warps may wait for {_BARRIERS} quads in all, found {self.warps} warps of {self.quads}: use more lanes"
+            return (
+                f"warps may wait for {_BARRIERS} quads in all, found {self.warps} warps of {self.quads}: use more lanes"
+            )
         if self.shared_bytes > PORTABLE_SHARED:
             return f"a block may use {PORTABLE_SHARED} bytes of shared memory, found {self.shared_bytes}"
         return ""
