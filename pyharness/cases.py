@@ -175,7 +175,7 @@ def _pool(rng: Generator, shape: Shape, o: Options) -> dict[str, Any]:
     marked = np.zeros(shape.tokens, np.bool_)
     if o.checkpoints:
         if o.by_sequence:
-            behind = np.concatenate([np.arange(1, length + 1) for length in shape.lengths])
+            behind = np.concatenate([np.arange(0), *(np.arange(1, length + 1) for length in shape.lengths)])
             marked[:] = (behind % o.checkpoints == 0) | (behind == np.repeat(shape.lengths, shape.lengths))
         else:
             marked[o.checkpoints - 1 :: o.checkpoints] = True

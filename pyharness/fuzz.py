@@ -30,7 +30,7 @@ from pyharness.scan import ScanResult, require, run_emulator, scan
 from pyharness.select import Features, mismatch
 from pyharness.shrink import shrink
 from pyharness.spec import DTYPE_BYTES, IO_DTYPES, KernelSpec, parse_id
-from pyharness.variants import REPLAYED, launches_on, variants
+from pyharness.variants import launches_on, variants
 
 Array = NDArray[Any]
 Generator = np.random.Generator
@@ -56,7 +56,9 @@ _FIELDS: dict[str, tuple[int, ...]] = {
     "lanes": (1, 2, 4, 8, 16, 32),
     "rows": (1, 2, 4, 8, 16, 24, 32, 64),
     "warps": (1, 2, 3, 4, 8),
-    "chunk": (1, 2, 3, 4, 5, 7, 8, 13, 16, 17, 25, 32, 40, 64),
+    "chunk": (1, 2, 3, 4, 5, 7, 8, 13, 16, 17, 25, 32, 40, 64, 128),
+    "segments": (1, 2, 3, 5, 8),
+    "sequences": (1, 2, 3, 4, 7),
 }
 
 
@@ -135,28 +137,30 @@ def _configured(rng: Generator, spec: KernelSpec) -> KernelSpec:
 def draw_problem(rng: Generator, spec: KernelSpec, most_elements: int) -> ScanProblem:
     """A legal problem that a kernel takes."""
     d_state = spec.d_state or int(rng.choice(_D_STATES))
-    head_dim = getattr(spec, "head_dim", 0) or int(rng.choice(_HEAD_DIMS))
+    head_dim = spec.limits.get("head_dim", [0])[0] or int(rng.choice(_HEAD_DIMS))
     groups, ratio = int(rng.integers(1, 4)), int(rng.integers(1, 4))
+    chunk = getattr(spec, "chunk", 0) or 16
+    if spec.operand_error:
+        # Products of matrices take long chunks, and no longer for each token of them: room for a few.
+        groups, ratio = (1, ratio) if rng.integers(2) else (groups, 1)
+        most_elements = max(most_elements, 3 * chunk * groups * ratio * head_dim * d_state)
     room = max(1, most_elements // (groups * ratio * head_dim * d_state))
+    longest = min(room, spec.most_tokens or room)
     while True:
-        lengths = _lengths(rng, getattr(spec, "chunk", 0) or 16, room)
+        lengths = _lengths(rng, chunk, room, longest)
         shape = Shape(lengths, groups * ratio, head_dim, d_state, groups)
         problem = draw(int(rng.integers(2**32)), shape, _options(rng, spec))
         if not mismatch(Features.of(problem), spec):
             return _hostile(rng, problem)
-        # What it refuses is the length of a sequence, or other rows than the one of Mamba-1.
-        if room == 1 and not getattr(spec, "head_dim", 0):
-            head_dim = 1
-        room = max(1, room // 2)
 
 
-def _lengths(rng: Generator, chunk: int, room: int) -> tuple[int, ...]:
+def _lengths(rng: Generator, chunk: int, room: int, longest: int) -> tuple[int, ...]:
     """Tokens of some sequences: few, or around multiples of the chunk, as far as there is room."""
     lengths = []
     for _ in range(int(rng.integers(0, 7))):
         near = int(rng.integers(0, 4)) * chunk + int(rng.integers(-1, 2))
         wanted = int(rng.choice((0, 1, int(rng.integers(0, 9)), int(rng.integers(0, 40)), max(near, 0))))
-        lengths.append(min(wanted, room))
+        lengths.append(min(wanted, room, longest))
         room -= lengths[-1]
     return tuple(lengths)
 
@@ -168,11 +172,13 @@ def _options(rng: Generator, spec: KernelSpec) -> Options:
     def one(*values: Any) -> Any:
         return values[rng.integers(len(values))]
 
+    limits = spec.limits
+    step = limits.get("checkpoint_step_multiple", [1])[0]
     return Options(
         io=spec.io,
         state=None if spec.state == "f32" and rng.random() < 0.2 else spec.state,
         dt_f32=switch(),
-        per_column_a=switch(),
+        per_column_a=switch() and limits.get("per_column_a", [0, 1])[1] == 1,
         D=switch(),
         dt_bias=switch(),
         z=switch(),
@@ -189,7 +195,8 @@ def _options(rng: Generator, spec: KernelSpec) -> Options:
         slots=one("default", "in place", "moved"),
         discard=one(0, 0, 1, 2, 3),
         padding=one(0, 0, 1, 2, 3),
-        checkpoints=one(0, 0, 1, 2, 3),
+        checkpoints=one(0, 0, 1, 2, 3) * step,
+        by_sequence=step > 1 or switch(),
         order=switch(),
     )
 
@@ -400,7 +407,7 @@ def fuzz(
         raise NoKernel(f"family must be one of {', '.join(FAMILIES)}, found {family!r}")
     target = require_backend(backend)
     say = tell or (lambda _: None)
-    families = (family,) if family else REPLAYED
+    families = (family,) if family else tuple(FAMILIES)
     tally = Tally(backend, seed, minutes)
     pool: list[KernelSpec] = []
     started = said = time.monotonic()
