@@ -24,7 +24,7 @@ from pyharness.cases import Options, Shape, draw
 from pyharness.compare import F32_PER_TOKEN, compare
 from pyharness.errors import DeviceError, InvalidProblem, NoKernel
 from pyharness.families import FAMILIES
-from pyharness.oracle import OracleResult, oracle, step_sizes
+from pyharness.oracle import OracleResult, initial_state, oracle, step_sizes
 from pyharness.problem import ScanProblem
 from pyharness.scan import ScanResult, require, run_emulator, scan
 from pyharness.select import Features, mismatch
@@ -47,6 +47,9 @@ _REPEATED = 8
 #: Values beyond this leave f32's range somewhere in between: such a draw says nothing.
 _LARGEST = 1e35
 _MOST_FAILURES = 10
+#: The rounding of the least numbers of what tensor cores multiply, and the largest, where f32 has more range.
+_OPERAND_LEAST = {"f16": 2.0**-25, "bf16": 2.0**-126, "f32": 2.0**-126}
+_OPERAND_LARGEST = {"f16": 65504.0}
 #: exp(-104) is 0 in f32.
 _EXP_ENDS = 104.0
 
@@ -298,7 +301,8 @@ def check(problem: ScanProblem, spec: KernelSpec, backend: str, seed: int, truth
         result = _run(problem, spec, backend, seed)
     except DeviceError as error:
         return f"{type(error).__name__}: {error}"
-    errors = compare(result, problem, truth)
+    truth = oracle(problem) if truth is None else truth
+    errors = compare(without_underflow(result, problem, truth, spec), problem, truth)
     room = hostile_room(problem)
     if not errors.faults and errors.y <= errors.y_bound + room and errors.state <= errors.state_bound + room:
         return ""
@@ -330,6 +334,62 @@ def hostile_room(problem: ScanProblem) -> float:
     longest = float(problem.lengths.max())
     remembered = min(longest, 1.0 / slowest) if slowest > 0 else longest
     return 2.0**-24 * (3 * largest + added) + F32_PER_TOKEN * remembered
+
+
+def without_underflow(result: ScanResult, problem: ScanProblem, truth: OracleResult, spec: KernelSpec) -> ScanResult:
+    """A result without what operands of tensor cores lose below their type's range: such elements become right.
+
+    Rounding of operands is relative, and `compare` allows it, down to the least number of their type; below it is
+    absolute, u for each of them. Steps d x of a sequence carry it into the state by B, scores into y by x, and the
+    state into y by C; roundings are independent, so their squares add up, and four deviations are allowed.
+    """
+    u = _OPERAND_LEAST.get(getattr(spec, "operand", ""), 0.0)
+    if not u or not problem.live_tokens.any():
+        return result
+    live = problem.live_tokens
+    x, B, C = (array[live].astype(np.float64) for array in (problem.x, problem.B, problem.C))
+    passed = 4 * u * _growth(problem)
+    state_floor = passed * float(np.sqrt((B**2).sum(axis=0)).max())
+    gates = 1.0 if problem.z is None else max(1.0, float(np.abs(problem.z[live].astype(np.float64)).max()))
+    by_scores = passed * float(np.sqrt((x**2).sum(axis=0)).max())
+    y_floor = gates * (by_scores + (state_floor + passed) * float(np.linalg.norm(C, axis=-1).max()))
+    y, state = result.y.copy(), result.state.copy()
+    _mend(y, truth.y, y_floor)
+    for slot, exact in truth.states.items():
+        _mend(state[slot], exact, state_floor)
+    return replace(result, y=y, state=state)
+
+
+def _mend(out: Array, exact: Array, floor: float) -> None:
+    near = np.abs(out.astype(np.float64) - exact) <= floor
+    out[near] = exact[near].astype(out.dtype)
+
+
+def _growth(problem: ScanProblem) -> float:
+    """How much of what a sequence starts with a head may have at its end: 1 unless an A is positive."""
+    added = np.zeros((problem.tokens + 1, problem.heads))
+    rates = np.maximum(problem.A.astype(np.float64).reshape(problem.heads, -1).max(axis=1), 0.0)
+    np.cumsum(np.where(problem.live_tokens[:, None], step_sizes(problem), 0.0) * rates, axis=0, out=added[1:])
+    sums = np.abs(added[problem.offsets[1:]] - added[problem.offsets[:-1]])
+    return float(np.exp(min(80.0, float(sums.max(initial=0.0)))))
+
+
+def operands_fit(problem: ScanProblem, spec: KernelSpec) -> bool:
+    """Whether what a kernel multiplies on tensor cores stays in the range of its type, by a bound from norms.
+
+    Those are the state at any token, the steps d x, and the scores d (C . B) of two tokens of a sequence.
+    """
+    largest = _OPERAND_LARGEST.get(getattr(spec, "operand", ""), 0.0)
+    live = problem.live_tokens
+    if not largest or not live.any():
+        return True
+    d = np.abs(step_sizes(problem)[live])
+    x, B, C = (np.abs(array[live].astype(np.float64)) for array in (problem.x, problem.B, problem.C))
+    steps = d.max(axis=1) * x.max(axis=(1, 2))
+    scores = d.max() * np.linalg.norm(B, axis=-1).max() * np.linalg.norm(C, axis=-1).max()
+    starts = [np.abs(initial_state(problem, s)).max() for s in np.flatnonzero(problem.resumes & ~problem.padding)]
+    state = (max(starts, default=0.0) + (steps * B.max(axis=(1, 2))).sum()) * _growth(problem)
+    return bool(max(steps.max(), scores, state) < largest)
 
 
 def check_order(problem: ScanProblem, spec: KernelSpec, backend: str, seed: int) -> str:
@@ -370,10 +430,13 @@ def _spread_y(rng: Generator, problem: ScanProblem) -> Outputs:
     return replace(results, y=y)
 
 
-def in_range(truth: OracleResult) -> bool:
-    """Whether a result is one that f32 can hold."""
-    values = [truth.y, *truth.states.values()]
-    return all(float(np.abs(array).max(initial=0.0)) < _LARGEST for array in values)
+def in_range(truth: OracleResult, spec: KernelSpec) -> bool:
+    """Whether a result is one that f32 can hold and, near the end of f16, one that rounded operands cannot send past."""
+    values = [(truth.y, spec.io), *((state, spec.state) for state in truth.states.values())]
+    narrow = 65504.0 / 2 if spec.operand_error else _LARGEST
+    return all(
+        float(np.abs(array).max(initial=0.0)) < (narrow if dtype == "f16" else _LARGEST) for array, dtype in values
+    )
 
 
 # The run.
@@ -442,10 +505,10 @@ def _one(rng: Generator, spec: KernelSpec, tally: Tally, folder: Path, number: i
     """Draw and check one problem; a failure is made smaller and written."""
     problem = draw_problem(rng, spec, _MOST_ELEMENTS[tally.backend])
     try:
-        truth = oracle(problem)
+        truth = oracle(problem) if operands_fit(problem, spec) else None
     except InvalidProblem:
         truth = None
-    if truth is None or not in_range(truth):
+    if truth is None or not in_range(truth, spec):
         tally.left_out += 1
         return None
     tally.problems[spec.family] += 1
@@ -471,7 +534,7 @@ def _judge(problem: ScanProblem, spec: KernelSpec, backend: str, seed: int, kind
         require(problem, spec)
     except (InvalidProblem, NoKernel):
         return ""
-    if not in_range(truth):
+    if not operands_fit(problem, spec) or not in_range(truth, spec):
         return ""
     return check(problem, spec, backend, seed, truth) if kind == "oracle" else check_order(problem, spec, backend, seed)
 
