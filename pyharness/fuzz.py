@@ -431,7 +431,7 @@ def _spread_y(rng: Generator, problem: ScanProblem) -> Outputs:
 
 
 def in_range(truth: OracleResult, spec: KernelSpec) -> bool:
-    """Whether a result is one that f32 can hold and, near the end of f16, one that rounded operands cannot send past."""
+    """Whether a result is one that f32 can hold, and f16 whatever rounded operands do to it."""
     values = [(truth.y, spec.io), *((state, spec.state) for state in truth.states.values())]
     narrow = 65504.0 / 2 if spec.operand_error else _LARGEST
     return all(

@@ -9,16 +9,16 @@ import numpy as np
 import pytest
 
 from pyharness import ScanProblem, replay, scan
+from pyharness.families import FAMILIES
 from pyharness.oracle import oracle
 from pyharness.peer_suites import SUITES, Suite
 from pyharness.replay import EMULATOR, Row
 from pyharness.scan import ScanResult
-from pyharness.variants import REPLAYED
 
 STALE = "run `invoke peers` and commit generated/peers and docs/proof.md"
 
 
-@pytest.mark.parametrize("family", REPLAYED)
+@pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("each", SUITES, ids=lambda each: each.key.replace(" ", "-"))
 def test_a_suite_passes_and_is_stored_as_it_comes_out(each: Suite, family: str) -> None:
     row, failed = replay.replay_suite(each, family, EMULATOR)
