@@ -112,8 +112,8 @@ class Tally:
 
 def draw_kernel(rng: Generator, families: tuple[str, ...]) -> KernelSpec:
     """A kernel of one of some families, often with fields that are not its defaults."""
+    family = families[rng.integers(len(families))]
     while True:
-        family = families[rng.integers(len(families))]
         io, state = IO_DTYPES[rng.integers(3)], tuple(DTYPE_BYTES)[rng.integers(4)]
         # The plain types are what most people run.
         io, state = ("f32", "f32") if rng.random() < 0.35 else (io, state)
