@@ -46,7 +46,9 @@ def test_tables_stand_between_their_markers(tmp_path: Path) -> None:
     assert proof.write_page(page, peers, fuzz)
     text = page.read_text(encoding="utf-8")
     assert text.startswith("a\n<!-- peers -->\nIn the emulator, in reduced form:\n\n| suite |")
-    assert "| vllm ssd | recurrent | 4 | 1 | 2 | 1 | 0.12 | 0.05 |\n| vllm ssd | update | 4 | 0 | 3 | 1 |  |  |\n" in text
+    assert (
+        "| vllm ssd | recurrent | 4 | 1 | 2 | 1 | 0.12 | 0.05 |\n| vllm ssd | update | 4 | 0 | 3 | 1 |  |  |\n" in text
+    )
     assert text.index("NVIDIA H200, driver 580, 2030-01-02") > text.index("In the emulator")
     assert "\nold\n" not in text
     assert not proof.write_page(page, peers, fuzz)
