@@ -323,7 +323,8 @@ def replay_suite(each: Suite, family: str, backend: str, most_kernels: int = 0) 
     Args:
         most_kernels: cases of further kernels are left out, those that no kernel takes are not; 0 leaves none out.
     """
-    outcomes, kernels = [], set()
+    outcomes: list[Outcome] = []
+    kernels: set[str] = set()
     for number, case in enumerate(each.cases()):
         if most_kernels:
             calls = list(_calls(case, case.problem(reduce=backend == EMULATOR)))
