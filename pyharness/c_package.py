@@ -45,7 +45,8 @@ def _kernel(rows: Mapping[str, Row], shipped: Mapping[str, Sequence[str]], proof
     row = next(iter(rows.values()))
     limits = ", ".join(f"{{{_text(name)}, {low}, {high}}}" for name, (low, high) in sorted(row.limits.items()))
     images = [_image(lane, rows[lane], target, proofs) for lane in rows for target in shipped[lane]]
-    names = ", ".join(map(_text, (row.id, row.family, row.spec["io"], row.spec["state"])))
+    words = (row.id, row.family, row.spec["io"], row.spec["state"], row.spec.get("precision", ""))
+    names = ", ".join(map(_text, words))
     return (
         f"    {{{names}, {row.spec['d_state']}, {int(row.default)}, {row.block},\n"
         f"     {{{', '.join(map(_text, row.entries))}}},\n"
@@ -83,7 +84,7 @@ def tables(
     entries = []
     for row in document["entries"]:
         words = (row["device"], row["target"], row["io"], row["state"], row["kernel"], row["source"])
-        sizes = [row["batch_heads"], row["tokens"]]
+        sizes = [float(row["microseconds"]), row["batch_heads"], row["tokens"]]
         sizes += [row["geometry"][size] for size in ("heads", "head_dim", "d_state", "groups")]
         entries.append(f"    {{{', '.join(map(_text, words))}, {', '.join(map(str, sizes))}}},")
     defaults = [

@@ -259,9 +259,14 @@ def _selection_program(document: dict[str, Any]) -> str:
 #include "ssmscan.h"
 #include "ssmscan_tables.h"
 
+// A device runs the images of its target and of its exact target.
 static const ssm_image* image_of(const ssm_kernel* kernel, const char* target) {
-  for (int i = 0; i < SSM_MAX_IMAGES && kernel->images[i].target != NULL; i++)
-    if (strcmp(kernel->images[i].target, target) == 0) return &kernel->images[i];
+  const size_t length = strlen(target);
+  for (int i = 0; i < SSM_MAX_IMAGES && kernel->images[i].target != NULL; i++) {
+    const char* own = kernel->images[i].target;
+    if (strncmp(own, target, length) == 0 && (own[length] == 0 || strcmp(own + length, "a") == 0))
+      return &kernel->images[i];
+  }
   return NULL;
 }
 

@@ -35,8 +35,12 @@ func words(blob []byte, offset int64, count int) []int32 {
 
 func TestAMixedBatchIsSplitByLength(t *testing.T) {
 	plan := planned(t, nano)
-	if len(plan.Parts) != 2 || plan.Parts[0].Kernel.Row.Family != "update" || plan.Parts[1].Kernel.Row.Family != "recurrent" {
-		t.Fatalf("want an update part and a recurrent part, have %+v", plan.Parts)
+	if len(plan.Parts) != 2 || plan.Parts[0].Kernel.Row.Family != "update" || plan.Parts[1].Kernel.Row.Family != "ssd" {
+		t.Fatalf("want an update part and an ssd part, have %+v", plan.Parts)
+	}
+	// 64 tokens fill at most a chunk of 64 and a part of one for each of 4 sequences, and each keeps 64 heads' states.
+	if parts := plan.Parts; len(parts[0].Launches) != 1 || len(parts[1].Launches) != 2 || plan.WorkspaceBytes < 5*64*64*128*4 {
+		t.Errorf("want a launch, then two with a workspace, have %+v", plan)
 	}
 	batch := plan.NewBatch(9)
 	// 1 token, 20 tokens fresh, 8 tokens: decode, prefill, decode; the fourth entry is not used.
@@ -92,8 +96,12 @@ func TestAPlanOfShortSequencesHasOnePart(t *testing.T) {
 	}
 	bounds = nano
 	bounds.Sequences = 1
+	if plan := planned(t, bounds); len(plan.Parts) != 1 || plan.Parts[0].Kernel.Row.Family != "ssd" {
+		t.Errorf("one sequence: want one ssd part, have %+v", plan.Parts)
+	}
+	bounds.HeadDim = 80
 	if plan := planned(t, bounds); len(plan.Parts) != 1 || plan.Parts[0].Kernel.Row.Family != "recurrent" {
-		t.Errorf("one sequence: want one recurrent part, have %+v", plan.Parts)
+		t.Errorf("one sequence, head_dim 80: want one recurrent part, have %+v", plan.Parts)
 	}
 }
 
@@ -146,6 +154,7 @@ func TestPlanAndLaunchSayWhatIsMalformed(t *testing.T) {
 	plan := planned(t, nano)
 	good := ScanArgs{
 		X: 256, Y: 256, DT: 256, A: 256, B: 256, C: 256, State: 256, YStride: 64 * 64, StateStride: 64 * 64 * 128, Slots: 4,
+		Workspace: 256, WorkspaceBytes: plan.WorkspaceBytes,
 	}
 	if err := plan.refuse(&good, 512); err != nil {
 		t.Errorf("a good call: want no error, have %v", err)
@@ -157,6 +166,7 @@ func TestPlanAndLaunchSayWhatIsMalformed(t *testing.T) {
 		"y_stride":     func(a *ScanArgs, _ *uint64) { a.YStride-- },
 		"x_stride":     func(a *ScanArgs, _ *uint64) { a.XStride = -1 },
 		"state_stride": func(a *ScanArgs, _ *uint64) { a.StateStride-- },
+		"workspace":    func(a *ScanArgs, _ *uint64) { a.WorkspaceBytes-- },
 		"slots":        func(a *ScanArgs, _ *uint64) { a.Slots = math.MinInt64 },
 	} {
 		args, batch := good, uint64(512)

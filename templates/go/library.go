@@ -177,24 +177,14 @@ func (l *Library) Select(p Problem, invariant bool) (Choice, error) {
 	if invariant {
 		asked = p.invariant()
 	}
-	fitting := map[string]*Row{}
-	var reasons []string
-	for _, id := range slices.Sorted(maps.Keys(l.kernels)) {
-		kernel := l.kernels[id]
-		reason := kernel.Row.Refusal(asked)
-		if reason == "" {
-			reason = l.unusable(kernel)
-		}
-		if reason == "" {
-			fitting[id] = kernel.Row
-		} else {
-			reasons = append(reasons, fmt.Sprintf("%s (%s)", id, reason))
-		}
+	on := newOffer()
+	for _, kernel := range l.kernels {
+		on.add(kernel.Row, asked, l.unusable(kernel))
 	}
-	if len(fitting) == 0 {
-		return Choice{}, &NoKernelError{p.String(), l.GPU.String(), append(reasons, l.refused...)}
+	choice, ok := l.catalogue.table.choose(asked, l.GPU.Name, l.GPU.baseTarget(), on)
+	if !ok {
+		return Choice{}, &NoKernelError{p.String(), l.GPU.String(), append(on.reasons(), l.refused...)}
 	}
-	choice := l.catalogue.table.choose(asked, l.GPU.Name, l.GPU.baseTarget(), fitting)
 	choice.Proof = l.kernels[choice.ID].Proof
 	return choice, nil
 }
