@@ -330,8 +330,8 @@ static inline int ssm_decode_entry(const ssm_entry* e) {
   return ssm_ceil_div(e->tokens * e->heads, e->batch_heads > 1 ? e->batch_heads : 1) <= 8;
 }
 
-// The entry of the nearest problem, of decode or of prefill as the problem is. What was reported says nothing of kernels
-// that came later.
+// The entry of the nearest problem, of decode or of prefill as the problem is. What was reported says nothing of
+// kernels that came later.
 static inline const ssm_entry* ssm_nearest(const ssm_place* place) {
   const ssm_entry* best = NULL;
   int best_distance = 0;
