@@ -281,12 +281,13 @@ def _batches() -> Iterator[dict[str, Any]]:
 
 
 def document() -> dict[str, Any]:
-    """The vectors: rows, table, and the cases of selection, plans and batches with what Python makes of them."""
+    """Vectors: rows, operand errors, table; cases of selection, plans and batches with what Python makes of each."""
     rows = [row(spec) for spec in SPECS]
     extra = list(plan_rows())
     return {
         "plan_rows": {one.id: {"grid": one.grid, "entries": one.entries} for one in extra},
         "rows": {name: data.decode() for name, data in manifest.files(rows).items()},
+        "operand_errors": {spec.id: spec.operand_error for spec in SPECS},
         "table": table_document(TABLE),
         "selections": list(_selections()),
         "plans": list(_plans([*rows, *extra])),

@@ -16,8 +16,9 @@ type vectors struct {
 		Grid    GridRule
 		Entries []string
 	} `json:"plan_rows"`
-	Table      json.RawMessage
-	Selections []struct {
+	OperandErrors map[string]float64 `json:"operand_errors"` // by id
+	Table         json.RawMessage
+	Selections    []struct {
 		Problem Problem
 		Device  *struct {
 			Name, Target string
@@ -121,6 +122,18 @@ func TestSelectionAgreesWithPython(t *testing.T) {
 		}
 		if have.ID != test.ID || len(have.Steps) != test.Steps {
 			t.Errorf("%s: want %q after %d steps, have %q after %q (%v)", name, test.ID, test.Steps, have.ID, have.Steps, err)
+		}
+	}
+}
+
+func TestOperandErrorsAgreeWithPython(t *testing.T) {
+	shared, catalogue, _ := readShared(t)
+	if len(shared.OperandErrors) != len(catalogue.IDs(vectorLane)) {
+		t.Errorf("want the operand error of each of %d kernels, have %d", len(catalogue.IDs(vectorLane)), len(shared.OperandErrors))
+	}
+	for id, want := range shared.OperandErrors {
+		if have := catalogue.Row(vectorLane, id).OperandError(); have != want {
+			t.Errorf("%s: want %v, have %v", id, want, have)
 		}
 	}
 }

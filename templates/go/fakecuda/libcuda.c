@@ -7,8 +7,9 @@
 //
 // The image it takes is the text "fake", of a kernel with 32 rows a block, 40 registers and 16 bytes of static shared
 // memory. Where FAKECUDA_FACTS names a file it takes any cubin or PTX instead, and the file has a line for each symbol:
-// symbol, registers, static shared and local bytes, rows of a block (0: ScanArgs.rows). FAKECUDA_CUDA is the CUDA version
-// that it serves, by default 13000. Storage types are read from the symbol.
+// symbol, registers, static shared and local bytes, and rows of a block: 0 is ScanArgs.rows, -1 a grid that is not looked
+// at, -2 the first of two launches, which stamps the workspace, -3 the second, which wants the stamp of its own batch.
+// FAKECUDA_CUDA is the CUDA version that it serves, by default 13000. Storage types are read from the symbol.
 
 #define _GNU_SOURCE
 #include <math.h>
@@ -20,8 +21,9 @@
 #include <time.h>
 
 enum { SUCCESS = 0, INVALID_VALUE = 1, INVALID_DEVICE = 101, INVALID_IMAGE = 200, INVALID_CONTEXT = 201, NOT_FOUND = 500 };
-enum { DEVICES = 2, KERNELS = 512 };
+enum { DEVICES = 2, KERNELS = 8192 };
 enum type { F32, BF16, F16, I8 };
+enum { FIRST_LAUNCH = -2, SECOND_LAUNCH = -3 };
 enum { SOFTPLUS = 1, PER_COLUMN_A = 2, DT_F32 = 4, DT_LIMIT = 8, VECTOR_X = 16 };
 
 struct args {
@@ -44,6 +46,13 @@ struct args {
   float dt_min, dt_max;
   uint32_t flags;
   int32_t lanes, rows, chunk;
+};
+
+// What the first of two launches leaves in the workspace.
+struct stamp {
+  char text[8];
+  const void *y;
+  int32_t tokens, sequences;
 };
 
 static const char contexts[DEVICES];
@@ -352,13 +361,20 @@ int cuLaunchKernel(struct function *function, unsigned gx, unsigned gy, unsigned
   memcpy(&a, extra[1], sizeof a);
   const enum type io = type_of(function->symbol, (const char *[4]){"_f32_s", "_bf16_s", "_f16_s", "_i8_s"});
   const enum type state = type_of(function->symbol, (const char *[4]){"_sf32", "_sbf16", "_sf16", "_si8"});
-  const int rows = function->rows > 0 ? function->rows : a.rows;
+  const int rows = function->rows != 0 ? function->rows : a.rows;
   const uint32_t want = vector_flags(&a, io, state), have = a.flags & ~(uint32_t)(VECTOR_X - 1);
   const unsigned sequences = a.sequences > 1 ? a.sequences : 1;
-  const unsigned blocks = rows > 0 ? sequences * a.heads * ((a.head_dim + rows - 1) / rows) : 0;
+  const unsigned blocks = rows > 0 ? sequences * a.heads * ((a.head_dim + rows - 1) / rows) : rows < 0;
   if (want != have || gx < blocks || blocks == 0) {
     fprintf(stderr, "fake driver: want Vector flags %x and %u blocks, have %x and %u\n", want, blocks, have, gx);
     return INVALID_VALUE;
+  }
+  if (rows == FIRST_LAUNCH || rows == SECOND_LAUNCH) {
+    const struct stamp own = {"stamped", a.y, a.tokens, a.sequences};
+    if (a.workspace == NULL || a.workspace_bytes < (int64_t)sizeof own) return INVALID_VALUE;
+    if (rows == FIRST_LAUNCH) return memcpy(a.workspace, &own, sizeof own), SUCCESS;
+    if (memcmp(a.workspace, &own, sizeof own) != 0) return INVALID_VALUE;
+    memset(a.workspace, 0, sizeof own);
   }
   scan(&a, io, state);
   return SUCCESS;
