@@ -42,6 +42,8 @@ TIMED: tuple[KernelSpec, ...] = (
 #: ssmvet's points by name: sequences and tokens.
 POINTS = {"prefill_1x4096": (1, 4096), "decode_16x1": (16, 1)}
 _CALLS, _ROUNDS = 40, 5
+#: Seconds that a binary may take.
+_LIMIT = 80
 _FAMILIES = ("recurrent", "update", "ssd", "selective")
 
 
@@ -87,14 +89,20 @@ def _run(command: Sequence[str], folder: Path, out: Path, name: str) -> str:
     Raises:
         SsmError: it failed.
     """
-    done = subprocess.run(
-        list(command), cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
-    )
     out.mkdir(parents=True, exist_ok=True)
-    (out / f"{name}.txt").write_text(done.stdout, encoding="utf-8")
-    if done.returncode:
-        raise SsmError(f"{' '.join(command)} was to succeed, ended with {done.returncode}:\n{done.stdout[-2000:]}")
-    return done.stdout
+    path = out / f"{name}.txt"
+    with path.open("w", encoding="utf-8") as file:
+        try:
+            code = subprocess.run(
+                list(command), cwd=folder, stdout=file, stderr=subprocess.STDOUT, check=False, timeout=_LIMIT
+            ).returncode
+            ended = f"ended with {code}" if code else ""
+        except subprocess.TimeoutExpired:
+            ended = f"did not end in {_LIMIT} seconds"
+    text = path.read_text(encoding="utf-8")
+    if ended:
+        raise SsmError(f"{' '.join(command)} was to succeed, {ended}:\n{text[-2000:]}")
+    return text
 
 
 def _tests(folder: Path, out: Path, name: str) -> dict[str, Any]:
@@ -119,7 +127,7 @@ def prove(folder: Path, out: Path) -> dict[str, Any]:
     """Run the launch test, the example's tests, the C example and ssmvet, at the same time.
 
     Returns:
-        What passed by name, or "failed" with the reason.
+        "checks": what passed by name, or "failed" with the reason. It is stored.
     """
     jobs: dict[str, Callable[[], dict[str, Any]]] = {
         "golden": partial(_tests, folder, out, "ssmscan.test"),
@@ -134,8 +142,10 @@ def prove(folder: Path, out: Path) -> dict[str, Any]:
         except (SsmError, OSError) as error:
             return {"failed": str(error)}
 
-    with ThreadPoolExecutor() as pool:
-        return dict(zip(jobs, pool.map(attempt, jobs.values()), strict=True))
+    with ThreadPoolExecutor(len(jobs)) as pool:
+        found = {"checks": dict(zip(jobs, pool.map(attempt, jobs.values()), strict=True))}
+    store(out, found)
+    return found
 
 
 _BENCHMARK = re.compile(r"^Benchmark(\S+?)(?:-\d+)?\s+\d+\s+(.*)$", re.MULTILINE)
@@ -250,7 +260,11 @@ def beside_pycuda(folder: Path, out: Path, turns: int = 2) -> list[dict[str, Any
 
 
 def time(folder: Path, out: Path) -> dict[str, Any]:
-    """Launches, opening, benchmarks and the stack from Go, then kernels beside PyCUDA; the GPU has to be idle."""
+    """Launches, opening, benchmarks and the stack from Go, then kernels beside PyCUDA; the GPU has to be idle.
+
+    Returns:
+        What was found, each part stored as soon as it is there; "failed" has the reasons of those that are not.
+    """
     found: dict[str, Any] = {}
 
     def keep(name: str, job: Callable[[], Any]) -> None:
@@ -258,6 +272,7 @@ def time(folder: Path, out: Path) -> dict[str, Any]:
             found[name] = job()
         except (SsmError, OSError) as error:
             found.setdefault("failed", {})[name] = str(error)
+        store(out, found)
 
     bench = ["./example.test", "-test.run", "^$", "-test.bench", ".", "-test.benchtime", "200ms"]
     keep("benchmarks", lambda: benchmarks(_run(bench, folder, out, "bench")))
@@ -305,8 +320,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             sys.stdout.write("".join(f"{path}\n" for path in build(options.folder)))
             return 0
         folder, out = options.folder.resolve(), options.out
-        parts = {"checks": prove(folder, out)} if options.action == "prove" else time(folder, out)
-        store(out, parts)
+        parts = prove(folder, out) if options.action == "prove" else time(folder, out)
     except SsmError as error:
         sys.stderr.write(f"error: {error}\n")
         return 1
