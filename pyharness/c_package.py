@@ -47,8 +47,9 @@ def _kernel(rows: Mapping[str, Row], shipped: Mapping[str, Sequence[str]], proof
     images = [_image(lane, rows[lane], target, proofs) for lane in rows for target in shipped[lane]]
     words = (row.id, row.family, row.spec["io"], row.spec["state"], row.spec.get("precision", ""))
     names = ", ".join(map(_text, words))
+    numbers = f"{row.kernel.operand_error}, {row.spec['d_state']}, {int(row.default)}, {row.block}"
     return (
-        f"    {{{names}, {row.spec['d_state']}, {int(row.default)}, {row.block},\n"
+        f"    {{{names}, {numbers},\n"
         f"     {{{', '.join(map(_text, row.entries))}}},\n"
         f"     {{{limits}}},\n"
         f"     {grid_initialiser(row.grid)},\n"
@@ -67,7 +68,7 @@ def tables(
     """ssmscan_tables.h: lanes, manifest rows and the selection table.
 
     Args:
-        lanes: by name, its "cuda" and "min_driver"; in the file the newest comes first.
+        lanes: by name, its "cuda", "ptx" and "min_driver"; in the file the newest comes first.
         rows: by lane and id.
         shipped: by lane and id, the targets whose images the package has.
         table: the selection table.
@@ -100,7 +101,10 @@ def tables(
         "#define SSMSCAN_TABLES_H",
         "",
         f"static const ssm_lane {name}_lanes[] = {{",
-        *(f"    {{{_text(lane)}, {lanes[lane]['cuda']}, {_text(lanes[lane]['min_driver'])}}}," for lane in order),
+        *(
+            f"    {{{_text(lane)}, {lanes[lane]['cuda']}, {lanes[lane]['ptx']}, {_text(lanes[lane]['min_driver'])}}},"
+            for lane in order
+        ),
         "    {0},",
         "};",
         "",

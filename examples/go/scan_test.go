@@ -141,6 +141,7 @@ func (m *mixed) run(t *testing.T, stream uintptr) *ssmtest.Result {
 	}
 	result := &ssmtest.Result{Y: all[:len(p.X)], State: read(args.State, len(p.State))}
 	for _, part := range plan.Parts {
+		t.Logf("%d tokens by %s in %d launches", p.Tokens, part.Kernel.Row.ID, len(part.Launches))
 		result.OperandError = max(result.OperandError, part.Kernel.Row.OperandError())
 	}
 	return result

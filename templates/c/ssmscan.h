@@ -74,6 +74,7 @@ enum { SSM_MAX_LIMITS = 8, SSM_MAX_ENTRIES = 8, SSM_MAX_IMAGES = 24 };
 typedef struct {
   const char *id, *family, *io, *state;
   const char* precision;  // of f32 operands of matrix products: "split", "tf32", or empty
+  double operand_error;   // relative norm of what rounding of the operands of matrix products may cause, else 0
   int32_t d_state;        // 0: found at run time
   int32_t is_default;     // what selection falls back on
   int32_t block;
@@ -101,6 +102,7 @@ typedef struct {
 typedef struct {
   const char* name;
   int32_t cuda;  // that a driver must serve: 1000 * major + 10 * minor
+  int32_t ptx;   // the same for PTX, which no older driver of the same major version reads
   const char* min_driver;
 } ssm_lane;
 
@@ -524,18 +526,23 @@ static inline unsigned char* ssm_read_image(const char* root, const ssm_kernel* 
   snprintf(path, sizeof path, "%s/images/%s/%s/%s/%s.%s", root, image->lane, image->target, kernel->family, kernel->id,
            image->kind);
   FILE* file = fopen(path, "rb");
-  if (file == NULL) return ssm_fail("kernel %s: no image at %s", kernel->id, path), NULL;
+  if (file == NULL) {
+    ssm_fail("kernel %s: no image at %s", kernel->id, path);
+    return NULL;
+  }
   unsigned char* data = (unsigned char*)malloc((size_t)image->bytes + 1);
   const size_t have = data != NULL ? fread(data, 1, (size_t)image->bytes + 1, file) : 0;
   fclose(file);
   if (data == NULL || have != (size_t)image->bytes) {
     free(data);
-    return ssm_fail("%s: want %lld bytes, have %zu", path, (long long)image->bytes, have), NULL;
+    ssm_fail("%s: want %lld bytes, have %zu", path, (long long)image->bytes, have);
+    return NULL;
   }
   ssm_sha256(data, have, hex);
   if (strcmp(hex, image->sha256) != 0) {
     free(data);
-    return ssm_fail("%s: want sha256 %s, have %s", path, image->sha256, hex), NULL;
+    ssm_fail("%s: want sha256 %s, have %s", path, image->sha256, hex);
+    return NULL;
   }
   data[have] = 0;
   return data;
@@ -587,7 +594,8 @@ static inline int ssm_load_tables(ssm_device* device, const ssm_tables* tables, 
     if (family != NULL && strcmp(kernel->family, family) != 0) continue;
     for (int i = 0; i < SSM_MAX_IMAGES && kernel->images[i].target != NULL; i++) {
       const ssm_image* image = &kernel->images[i];
-      const int fit = ssm_fit(device, image->target, options & SSM_ALLOW_JIT);
+      const int jit = (options & SSM_ALLOW_JIT) && device->driver_version >= lane->ptx;
+      const int fit = ssm_fit(device, image->target, jit);
       if (strcmp(image->lane, lane->name) != 0 || fit <= best_fit || image->dynamic_shared > device->shared_limit)
         continue;
       if ((options & SSM_REQUIRE_PROVEN) && strcmp(image->grade, "device") != 0) continue;
@@ -627,6 +635,11 @@ static inline int ssm_unload(ssm_library* library) {
   return failed;
 }
 
+// Whether a kernel is loaded and takes a problem, to be launched by its number whatever selection says.
+static inline int ssm_can_run(const ssm_library* library, int kernel, const ssm_problem* problem) {
+  return library->image[kernel] >= 0 && ssm_takes(&library->tables->kernels[kernel], problem);
+}
+
 // Picks the kernel for a problem among those that are loaded. invariant looks at the geometry and at the length of the
 // longest sequence alone, so that bits do not change with the batch.
 static inline int ssm_select(const ssm_library* library, const ssm_problem* problem, int invariant,
@@ -635,8 +648,7 @@ static inline int ssm_select(const ssm_library* library, const ssm_problem* prob
   const ssm_problem asked = invariant ? ssm_invariant(problem) : *problem;
   unsigned char fits[SSM_MAX_KERNELS] = {0};
   char target[16];
-  for (int k = 0; tables->kernels[k].id != NULL; k++)
-    fits[k] = library->image[k] >= 0 && ssm_takes(&tables->kernels[k], &asked);
+  for (int k = 0; tables->kernels[k].id != NULL; k++) fits[k] = (unsigned char)ssm_can_run(library, k, &asked);
   ssm_base_target(library->device, target);
   choice->kernel = ssm_choose(tables, &asked, library->device->name, target, fits, &choice->steps);
   if (choice->kernel < 0)

@@ -59,7 +59,7 @@ func readShared(t *testing.T) (*vectors, *Catalogue, []Images) {
 		t.Fatal(err)
 	}
 	folder := fstest.MapFS{
-		"lanes.json":     {Data: []byte(`{"cuda13": {"cuda": 13000, "min_driver": "580", "compiler": "13.0.88"}}`)},
+		"lanes.json":     {Data: []byte(`{"cuda13": {"cuda": 13000, "ptx": 13000, "min_driver": "580", "compiler": "13.0.88"}}`)},
 		"proofs.json":    {Data: []byte(`{"images": {}, "sources": {}}`)},
 		"selection.json": {Data: found.Table},
 	}
@@ -288,6 +288,25 @@ func TestTheLaneIsTheNewestThatTheDriverLoads(t *testing.T) {
 	if _, err := OpenImages(GPU{Major: 9, DriverVersion: 11080}, Options{Catalogue: catalogue}, images...); !errors.As(err, &old) ||
 		!strings.Contains(old.Want, "CUDA 12.0") {
 		t.Errorf("CUDA 11.8: want a DriverTooOldError that asks for CUDA 12.0, have %v", err)
+	}
+}
+
+func TestPTXIsTakenOnlyWhereTheDriverReadsIt(t *testing.T) {
+	_, catalogue, _ := readShared(t)
+	id := catalogue.IDs(vectorLane)[0]
+	row := catalogue.Row(vectorLane, id)
+	row.Targets = map[string]Image{"compute_80": row.Targets["sm_90"]}
+	ptx := row.Targets["compute_80"]
+	ptx.Kind = "ptx"
+	row.Targets["compute_80"] = ptx
+	catalogue.lanes[0].CUDA, catalogue.lanes[0].PTX = 12000, 12090
+	set := Images{vectorLane, "compute_80", row.Family, fstest.MapFS{id + ".ptx": {Data: []byte(id + " for sm_90")}}}
+	for driver, taken := range map[int]bool{12080: false, 12090: true, 13000: true, 0: true} {
+		_, err := OpenImages(GPU{Major: 9, DriverVersion: driver}, Options{Catalogue: catalogue, AllowJIT: true}, set)
+		var none *NoKernelError
+		if taken && err != nil || !taken && (!errors.As(err, &none) || !strings.Contains(err.Error(), "has to serve CUDA 12.9, it serves 12.8")) {
+			t.Errorf("CUDA %d: want PTX of CUDA 12.9 taken, %v, have %v", driver, taken, err)
+		}
 	}
 }
 

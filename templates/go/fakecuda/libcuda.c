@@ -9,7 +9,7 @@
 // memory. Where FAKECUDA_FACTS names a file it takes any cubin or PTX instead, and the file has a line for each symbol:
 // symbol, registers, static shared and local bytes, and rows of a block: 0 is ScanArgs.rows, -1 a grid that is not looked
 // at, -2 the first of two launches, which stamps the workspace, -3 the second, which wants the stamp of its own batch.
-// FAKECUDA_CUDA is the CUDA version that it serves, by default 13000. Storage types are read from the symbol.
+// FAKECUDA_CUDA is the CUDA version that it serves, by default 13000, FAKECUDA_NAME the name of its devices. Storage types are read from the symbol.
 
 #define _GNU_SOURCE
 #include <math.h>
@@ -83,7 +83,8 @@ int cuDeviceGet(int *device, int ordinal) {
 }
 int cuDeviceGetName(char *name, int bytes, int device) {
   (void)device;
-  return snprintf(name, bytes, "fake device"), SUCCESS;
+  const char *own = getenv("FAKECUDA_NAME");
+  return snprintf(name, bytes, "%s", own != NULL ? own : "fake device"), SUCCESS;
 }
 int cuDeviceGetAttribute(int *value, int attribute, int device) {
   (void)device;
