@@ -115,11 +115,11 @@ def _measured_beside(entry: select.Entry, benches: Path) -> list[Candidate]:
     found: dict[str, float] = {}
     for path in sorted(benches.glob("*/*.json")):
         document = json.loads(path.read_text(encoding="utf-8"))
-        if document.get("device") != entry.device:
+        if document.get("device") != entry.device or "points" not in document:
             continue
         names = {name for name, point in document["points"].items() if _is_problem(entry, point)}
         for row in document["rows"]:
-            if row["point"] in names and "us" in row and not row.get("peer") and "order" not in row:
+            if row.get("point") in names and "us" in row and not row.get("peer") and "order" not in row:
                 us = float(row["us"]["median"])
                 found[row["kernel"]] = min(us, found.get(row["kernel"], us))
     return sorted((Candidate(kernel, us) for kernel, us in found.items()), key=lambda one: (one.microseconds, one.id))

@@ -4,7 +4,8 @@
 test with its golden vectors, the example and its tests, ssmvet, and the C example. On the GPU machine
 `python -m pyharness.native prove FOLDER OUT` runs what needs no idle GPU, `python -m pyharness.native time FOLDER OUT`
 the rest: launches, opening, the stack of layers, and kernels timed from Go and by PyCUDA in turn, call after call on a
-stream. Each leaves OUT/native.json with what it found, for generated/bench/<device>/, and what the binaries printed.
+stream. Each leaves OUT/native.json with what it found, and what the binaries printed. `python -m pyharness.native store
+OUT` puts that into generated/bench/<device>/native.json and brings docs/embedding.md in line.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from itertools import cycle
 from pathlib import Path
 from typing import Any
 
-from pyharness import golden, gpus, manifest, package, toolchain
+from pyharness import golden, gpus, manifest, package, report, toolchain
 from pyharness.errors import SsmError
 from pyharness.families import RecurrentSpec, SsdSpec, UpdateSpec
 from pyharness.spec import KernelSpec
@@ -43,7 +44,7 @@ TIMED: tuple[KernelSpec, ...] = (
 POINTS = {"prefill_1x4096": (1, 4096), "decode_16x1": (16, 1)}
 _CALLS, _ROUNDS = 40, 5
 #: Seconds that a binary may take.
-_LIMIT = 80
+LIMIT = 80
 _FAMILIES = ("recurrent", "update", "ssd", "selective")
 
 
@@ -83,7 +84,7 @@ def build(folder: Path, arch: str = "sm_90,sm_90a") -> list[Path]:
 # Running.
 
 
-def _run(command: Sequence[str], folder: Path, out: Path, name: str) -> str:
+def run(command: Sequence[str], folder: Path, out: Path, name: str) -> str:
     """Run a binary, keep what it prints in OUT/name.txt, and give it.
 
     Raises:
@@ -94,11 +95,11 @@ def _run(command: Sequence[str], folder: Path, out: Path, name: str) -> str:
     with path.open("w", encoding="utf-8") as file:
         try:
             code = subprocess.run(
-                list(command), cwd=folder, stdout=file, stderr=subprocess.STDOUT, check=False, timeout=_LIMIT
+                list(command), cwd=folder, stdout=file, stderr=subprocess.STDOUT, check=False, timeout=LIMIT
             ).returncode
             ended = f"ended with {code}" if code else ""
         except subprocess.TimeoutExpired:
-            ended = f"did not end in {_LIMIT} seconds"
+            ended = f"did not end in {LIMIT} seconds"
     text = path.read_text(encoding="utf-8")
     if ended:
         raise SsmError(f"{' '.join(command)} was to succeed, {ended}:\n{text[-2000:]}")
@@ -106,19 +107,19 @@ def _run(command: Sequence[str], folder: Path, out: Path, name: str) -> str:
 
 
 def _tests(folder: Path, out: Path, name: str) -> dict[str, Any]:
-    text = _run([f"./{name}", "-test.v"], folder, out, name)
+    text = run([f"./{name}", "-test.v"], folder, out, name)
     return {"passed": len(re.findall(r"--- PASS", text)), "skipped": len(re.findall(r"--- SKIP", text))}
 
 
 def _c_example(folder: Path, out: Path) -> dict[str, Any]:
     vectors = sorted(str(path.relative_to(folder)) for path in (folder / "examples/c/vectors").glob("*.flat"))
-    text = _run(["./scan", ".", *vectors], folder, out, "scan")
+    text = run(["./scan", ".", *vectors], folder, out, "scan")
     return {"passed": len(re.findall(r"^ok ", text, re.MULTILINE))}
 
 
 def _vet(folder: Path, out: Path, family: str) -> dict[str, Any]:
     target = out.resolve() / f"ssmvet-{family}.json"
-    _run(["./ssmvet", "-quick", "-family", family, "-out", str(target)], folder, out, f"ssmvet-{family}")
+    run(["./ssmvet", "-quick", "-family", family, "-out", str(target)], folder, out, f"ssmvet-{family}")
     images = json.loads(target.read_text(encoding="utf-8"))["images"]
     return {"passed": len(images), "cases": sum(image["cases"] for image in images.values())}
 
@@ -152,11 +153,17 @@ _BENCHMARK = re.compile(r"^Benchmark(\S+?)(?:-\d+)?\s+\d+\s+(.*)$", re.MULTILINE
 
 
 def benchmarks(text: str) -> dict[str, dict[str, float]]:
-    """What `go test -bench` printed: by name, figures by unit."""
+    """What `go test -bench` printed: by name, figures by unit.
+
+    Raises:
+        SsmError: there is no figure of a launch.
+    """
     found = {}
     for name, rest in _BENCHMARK.findall(text):
         words = rest.split()
         found[name] = {unit: float(value) for value, unit in zip(words[::2], words[1::2], strict=True)}
+    if "CUDASSMScanLaunch" not in found:
+        raise SsmError(f"benchmarks were wanted, that of a launch among them, found:\n{text[-2000:]}")
     return found
 
 
@@ -240,7 +247,7 @@ def beside_pycuda(folder: Path, out: Path, turns: int = 2) -> list[dict[str, Any
     for turn in range(turns):
         target = out.resolve() / f"ssmvet-timed-{turn}.json"
         names = ",".join(spec.id for spec in TIMED)
-        _run(["./ssmvet", "-kernels", names, "-out", str(target)], folder, out, f"ssmvet-timed-{turn}")
+        run(["./ssmvet", "-kernels", names, "-out", str(target)], folder, out, f"ssmvet-timed-{turn}")
         for image in json.loads(target.read_text(encoding="utf-8"))["images"].values():
             for point, us in image["microseconds"].items():
                 go.setdefault((image["kernel"], point), []).append(us)
@@ -267,7 +274,7 @@ def time(folder: Path, out: Path) -> dict[str, Any]:
     """
     found: dict[str, Any] = {}
 
-    def keep(name: str, job: Callable[[], Any]) -> None:
+    def part(name: str, job: Callable[[], Any]) -> None:
         try:
             found[name] = job()
         except (SsmError, OSError) as error:
@@ -275,9 +282,9 @@ def time(folder: Path, out: Path) -> dict[str, Any]:
         store(out, found)
 
     bench = ["./example.test", "-test.run", "^$", "-test.bench", ".", "-test.benchtime", "200ms"]
-    keep("benchmarks", lambda: benchmarks(_run(bench, folder, out, "bench")))
-    keep("stack", lambda: stack_figures(_run(["./stack"], folder, out, "stack")))
-    keep("beside", lambda: beside_pycuda(folder, out))
+    part("benchmarks", lambda: benchmarks(run(bench, folder, out, "bench")))
+    part("stack", lambda: stack_figures(run(["./stack"], folder, out, "stack")))
+    part("beside", lambda: beside_pycuda(folder, out))
     return found
 
 
@@ -306,18 +313,126 @@ def store(out: Path, parts: Mapping[str, Any]) -> Path:
     return path
 
 
+# What is shown.
+
+PAGE = toolchain.ROOT / "docs" / "embedding.md"
+#: Microseconds of CPU that a launch may add, milliseconds that opening a family may take, and Go's time over PyCUDA's.
+MOST_ADDED_US, MOST_OPENING_MS, MOST_RATIO = 3.0, 200.0, 1.02
+
+
+def page_table(found: Mapping[str, Any]) -> str:
+    """The stored figures of a device as Markdown."""
+    title = f"{found['device']}, driver {found['driver']}, nvcc {found['compiler']}, {found['date']}."
+    parts = [title]
+    for name, table in (("benchmarks", _launch_table), ("beside", _beside_table), ("stack", _stack_table)):
+        if name in found:
+            parts.append(table(found[name]))
+    if "checks" in found:
+        parts.append(_checks_line(found["checks"]))
+    return "\n\n".join(parts)
+
+
+def _launch_table(found: Mapping[str, Mapping[str, float]]) -> str:
+    launch = found["CUDASSMScanLaunch"]
+    lines = [
+        "| | found | wanted |",
+        "| --- | ---: | ---: |",
+        f"| CPU of a launch, all of it | {launch['ns/launch'] / 1e3:.2f} us | |",
+        f"| CPU of a launch beyond cuLaunchKernel itself | {launch['ns-added/launch'] / 1e3:.2f} us | "
+        f"{MOST_ADDED_US:.0f} us |",
+    ]
+    for name, figures in sorted(found.items()):
+        family = name.partition("CUDASSMScanOpen/")[2]
+        if family:
+            lines.append(
+                f"| opening the {figures['kernels']:.0f} kernels of `{family}`, hashes checked, for the first time | "
+                f"{figures['first-ms']:.0f} ms | {MOST_OPENING_MS:.0f} ms |"
+            )
+    return "\n".join(lines)
+
+
+def _beside_table(rows: Sequence[Mapping[str, Any]]) -> str:
+    lines = [
+        "Microseconds of a call on a stream, call after call, data cold; wanted within "
+        f"{100 * (MOST_RATIO - 1):.0f} % of PyCUDA's:",
+        "",
+        "| kernel | problem | Go | PyCUDA | Go / PyCUDA |",
+        "| --- | --- | ---: | ---: | ---: |",
+    ]
+    lines += [
+        f"| `{row['kernel']}` | {row['point']} | {row['go_us']:.2f} | {row['pycuda_us']:.2f} | {row['ratio']:.3f} |"
+        for row in sorted(rows, key=lambda row: (row["point"], row["kernel"]))
+    ]
+    return "\n".join(lines)
+
+
+def _stack_table(found: Mapping[str, Any]) -> str:
+    rates = found["tokens_per_second"]
+    shares = "; ".join(f"{one['percent']:.1f} % {one['phase']} `{one['kernel']}`" for one in found["shares"])
+    return (
+        f"`examples/go`, a stack of 23 layers at the Nano geometry: prefill {rates['prefill']:.0f} tokens/s, decode "
+        f"{rates['decode']:.0f} tokens/s of scan alone, rows against float64 {found['error']} allowed. Of its time: "
+        f"{shares}."
+    )
+
+
+def _checks_line(checks: Mapping[str, Mapping[str, Any]]) -> str:
+    names = {
+        "golden": "launch tests with golden vectors",
+        "engine": "tests of an engine",
+        "c": "runs of the C example",
+    }
+    told = [f"{checks[name]['passed']} {text}" for name, text in names.items() if "passed" in checks.get(name, {})]
+    vetted = {name.removeprefix("ssmvet "): one for name, one in checks.items() if name.startswith("ssmvet ")}
+    told += [f"{one['passed']} images of `{name}` by ssmvet" for name, one in vetted.items() if "passed" in one]
+    return f"Passed there: {', '.join(told)}."
+
+
+def refreshed(text: str, folder: Path = report.BENCH) -> str:
+    """The page with what is stored between its markers.
+
+    Raises:
+        SsmError: nothing is stored, or the page has not the markers.
+    """
+    tables = "\n\n".join(page_table(found) for found in report.stored(SUITE, folder))
+    return report.between(text, SUITE, tables, PAGE.name)
+
+
+def keep(out: Path, folder: Path = report.BENCH, page: Path = PAGE) -> Path:
+    """Put OUT/native.json into the stored figures, part by part, and bring the page in line.
+
+    Raises:
+        SsmError: there is no such file, or a part of it failed.
+    """
+    source = out / f"{SUITE}.json"
+    if not source.is_file():
+        raise SsmError(f"{source} was wanted, found no such file: run `python -m pyharness.native time` on a GPU")
+    found = json.loads(source.read_text(encoding="utf-8"))
+    failed = found.get("failed", {}) | {n: c["failed"] for n, c in found.get("checks", {}).items() if "failed" in c}
+    if failed:
+        raise SsmError(f"figures of which no part failed were wanted, found {failed}")
+    path = folder / report.device_slug(found["device"]) / f"{SUITE}.json"
+    before = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    toolchain.publish(path, manifest.dump(before | found))
+    toolchain.publish(page, refreshed(page.read_text(encoding="utf-8"), folder).encode())
+    return path
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Build, prove or time; see the module."""
     parser = argparse.ArgumentParser(prog="python -m pyharness.native", description=__doc__)
-    parser.add_argument("action", choices=("build", "prove", "time"))
+    parser.add_argument("action", choices=("build", "prove", "time", "store"))
     parser.add_argument("folder", type=Path)
     parser.add_argument("out", type=Path, nargs="?")
     options = parser.parse_args(arguments)
-    if options.action != "build" and options.out is None:
+    if options.action in ("prove", "time") and options.out is None:
         parser.error(f"{options.action} wants a folder for what it finds")
     try:
         if options.action == "build":
             sys.stdout.write("".join(f"{path}\n" for path in build(options.folder)))
+            return 0
+        if options.action == "store":
+            sys.stdout.write(f"{keep(options.folder)}\n")
             return 0
         folder, out = options.folder.resolve(), options.out
         parts = prove(folder, out) if options.action == "prove" else time(folder, out)

@@ -310,6 +310,7 @@ def table_document(table: Table) -> dict[str, Any]:
 def measured_entries(documents: Iterable[Mapping[str, Any]]) -> tuple[Entry, ...]:
     """The fastest kernel of each family for each problem of stored benches (`generated/bench/<device>/<suite>.json`).
 
+    Suites without points are not of problems.
     Kernels of the catalogue count, in the order of the sequences: a list of slots in ascending order is the caller's.
     Those that round f32 operands to tf32 do not: they are never selected. One that splits them counts where it was
     faster than `recurrent`.
@@ -317,8 +318,8 @@ def measured_entries(documents: Iterable[Mapping[str, Any]]) -> tuple[Entry, ...
     known = set(catalogue_ids())
     fastest: dict[tuple[Any, ...], Entry] = {}
     for document in documents:
-        for row in document["rows"]:
-            point = document["points"].get(row["point"])
+        for row in document.get("rows", ()) if "points" in document else ():
+            point = document["points"].get(row.get("point"))
             if point is None or row["kernel"] not in known or "us" not in row or "order" in row:
                 continue
             if _precision(parse_id(row["kernel"])) == "tf32":

@@ -266,10 +266,14 @@ func ownCases(row *ssmscan.Row) []*ssmtest.Problem {
 	long, _ := shape(row, 67, 1, 0, 130, 9)
 	prompt, _ := shape(row, 700)
 	prompt.Heads, prompt.Groups = prompt.Heads/2, 1
+	drafts, _ := shape(row, 4, 8, 1, 3, 4)
+	step, _ := shape(row, slices.Repeat([]int{1}, 33)...)
 	return []*ssmtest.Problem{
 		ssmtest.Draw("own decode", 91, short, types, ssmtest.Fresh(false), ssmtest.Gate, ssmtest.Moved, ssmtest.Pad),
 		ssmtest.Draw("own lengths", 92, long, types, ssmtest.Fresh(false), ssmtest.Gate, ssmtest.Checkpoints(every), ssmtest.Tail(2)),
 		ssmtest.Draw("own prompt", 93, prompt, types),
+		ssmtest.Draw("own drafts", 95, drafts, types, ssmtest.Checkpoints(1), ssmtest.Discard, ssmtest.Clamp(0.01, 0.1)),
+		ssmtest.Draw("own step", 96, step, types, ssmtest.Moved, ssmtest.Gate, ssmtest.Order, ssmtest.Tail(3)),
 	}
 }
 
