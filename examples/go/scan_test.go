@@ -156,8 +156,8 @@ func (m *mixed) check(t *testing.T, have *ssmtest.Result) {
 func TestAMixedBatchIsRight(t *testing.T) {
 	scanner := open(t, 0)
 	m := newMixed(t, scanner, []int{1, 20, 3, 40, 1, 8, 9}, false)
-	if len(m.plan.Parts) != 2 {
-		t.Errorf("want a plan of two parts, have %+v", m.plan.Parts)
+	if len(m.plan.Parts) < 2 {
+		t.Errorf("want a plan of several parts, have %+v", m.plan.Parts)
 	}
 	m.check(t, m.run(t, 0))
 }

@@ -3,6 +3,7 @@ package ssmscan
 import (
 	"encoding/binary"
 	"errors"
+	"fmt"
 	"math"
 	"slices"
 	"testing"
@@ -80,6 +81,37 @@ func TestAMixedBatchIsSplitByLength(t *testing.T) {
 	})
 	if allocations != 0 {
 		t.Errorf("Set: want no allocation, have %v", allocations)
+	}
+}
+
+func TestShortAndLongPromptsHavePartsOfTheirOwn(t *testing.T) {
+	bounds := nano
+	bounds.Tokens, bounds.Sequences, bounds.IO = 9000, 6, BF16
+	plan := planned(t, bounds)
+	// The vectors' table has recurrent at 256 tokens and ssd at 4096; 1024 is as far from both, and recurrent is the smaller id.
+	var have []string
+	for _, part := range plan.Parts {
+		have = append(have, fmt.Sprintf("%s %d to %d", part.Kernel.Row.Family, part.From, part.To))
+	}
+	if want := []string{"update 0 to 8", "recurrent 9 to 2047", "ssd 2048 to 9000"}; !slices.Equal(have, want) {
+		t.Fatalf("want %q, have %q", want, have)
+	}
+	batch := plan.NewBatch(6)
+	if err := batch.Set([]int32{0, 2048, 2049, 2058, 2066, 4113}, []int32{0, 1, 2, 3, 4}, make([]bool, 5)); err != nil {
+		t.Fatal(err)
+	}
+	for i, want := range [][]int32{{1, 3, -1, -1, -1, -1}, {2, 4, -1, -1, -1, -1}, {0, -1, -1, -1, -1, -1}} {
+		if have := words(batch.Bytes(), plan.Parts[i].order, 6); !slices.Equal(have, want) {
+			t.Errorf("part %d: want sequences %v, have %v", i, want, have)
+		}
+	}
+	bounds.Invariant = true
+	if parts := planned(t, bounds).Parts; len(parts) != 2 || parts[1].From != 9 || parts[1].To != 9000 {
+		t.Errorf("invariant: want all prompts in one part, have %+v", parts)
+	}
+	bounds.Invariant, bounds.Longest = false, 300
+	if parts := planned(t, bounds).Parts; len(parts) != 2 || parts[1].Kernel.Row.Family != "recurrent" || parts[1].To != 300 {
+		t.Errorf("at most 300 tokens: want prompts in one recurrent part, have %+v", parts)
 	}
 }
 
