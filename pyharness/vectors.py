@@ -36,7 +36,7 @@ SPECS: tuple[KernelSpec, ...] = (
     UpdateSpec(d_state=128),
     UpdateSpec(d_state=128, head_dim=64, io="bf16"),
     UpdateSpec(d_state=48, state="i8"),
-    SsdSpec(d_state=128, io="bf16", exact="sm_90a"),
+    SsdSpec(d_state=128, io="bf16", segments=8, exact="sm_90a"),
     SsdSpec(d_state=128, io="bf16"),
     SsdSpec(d_state=128, precision="split", segments=8),
     SsdSpec(d_state=128, precision="tf32"),

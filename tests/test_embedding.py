@@ -22,6 +22,7 @@ SPECS = (
     RecurrentSpec(d_state=128),
     RecurrentSpec(d_state=128, lanes=16, rows=8, warps=1, chunk=2),
     SsdSpec(d_state=128, rows=16, warps=4, segments=8, precision="split"),
+    SsdSpec(d_state=128, rows=16, warps=16, segments=4, io="bf16", exact="sm_90a"),
     RecurrentSpec(d_state=16),
     RecurrentSpec(d_state=0, layout="generic"),
 )
@@ -35,7 +36,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> package.Package:
     with pytest.MonkeyPatch.context() as patch:
         # The standard library as the other tests have it, so that go compiles it once.
         patch.setattr(package, "VET_FLAGS", ())
-        return package.package("sm_90", catalogue=SPECS, dist=dist, include_unproven=True)
+        return package.package("sm_90,sm_90a", catalogue=SPECS, dist=dist, include_unproven=True)
 
 
 @pytest.fixture(scope="module")
@@ -402,7 +403,9 @@ def vetted(made: package.Package, driver: dict[str, str], tmp_path_factory: pyte
 def test_ssmvet_proves_every_image_and_its_file_is_merged(vetted: Path, tmp_path: Path) -> None:
     document = json.loads(vetted.read_text())
     assert {image["kernel"] for image in document["images"].values()} == {spec.id for spec in SPECS}
-    assert all(image["cases"] > 3 and 0 < image["worst"] <= 1 for image in document["images"].values())
+    assert all(image["cases"] > 3 and image["worst"] <= 1 for image in document["images"].values())
+    # The stand-in rounds once, which in 16 bits leaves nothing beyond the unit in the last place that is allowed.
+    assert all(image["worst"] > 0 for image in document["images"].values() if "_f32_" in image["kernel"])
     where, count = merge.merge(vetted, tmp_path)
     assert (where, count) == (tmp_path / "fake-device.json", len(SPECS))
     grade = grades.stored(tmp_path).grade(manifest.read(SPECS[0].id), "sm_90")

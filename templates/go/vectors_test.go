@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 	"testing/fstest"
@@ -165,6 +166,15 @@ func TestPlansAgreeWithPython(t *testing.T) {
 		if fmt.Sprint(have) != fmt.Sprint(want) {
 			t.Errorf("%s at %+v: want %+v, have %+v", test.ID, test.Geometry, want, have)
 		}
+	}
+}
+
+func TestEachEntryHasTheThreadsOfItsOwnLaunch(t *testing.T) {
+	_, catalogue, _ := readShared(t)
+	row := catalogue.Row(vectorLane, "ssd_n128_p64_r16_w8_c64_t8_bf16_sf32_sm90a")
+	// The second launch writes y with as many warps again: 8 warps in all, 4 in the first.
+	if have := row.threads("sm_90a"); !slices.Equal(have, []int{128, 256}) {
+		t.Errorf("%v: want blocks of 128 and 256 threads, have %v", row.Entries, have)
 	}
 }
 

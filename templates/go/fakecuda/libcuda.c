@@ -7,7 +7,7 @@
 //
 // The image it takes is the text "fake", of a kernel with 32 rows a block, 40 registers and 16 bytes of static shared
 // memory. Where FAKECUDA_FACTS names a file it takes any cubin or PTX instead, and the file has a line for each symbol:
-// symbol, registers, static shared and local bytes, and rows of a block: 0 is ScanArgs.rows, -1 a grid that is not looked
+// symbol, registers, static shared and local bytes, most threads of a block, and its rows: 0 is ScanArgs.rows, -1 a grid that is not looked
 // at, -2 the first of two launches, which stamps the workspace, -3 the second, which wants the stamp of its own batch.
 // FAKECUDA_CUDA is the CUDA version that it serves, by default 13000, FAKECUDA_NAME the name of its devices. Storage types are read from the symbol.
 
@@ -62,7 +62,7 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct function {
   char symbol[160];
   const char *context;
-  int shared, registers, static_shared, local, rows;
+  int shared, registers, static_shared, local, threads, rows;
 } functions[KERNELS];
 static int known;
 
@@ -151,13 +151,14 @@ int cuModuleUnload(const char *unloaded) {
 // What is known of a symbol; the caller holds the lock.
 static int find_facts(struct function *f) {
   const char *path = getenv("FAKECUDA_FACTS");
-  f->registers = 40, f->static_shared = 16, f->local = 0, f->rows = 32;
+  f->registers = 40, f->static_shared = 16, f->local = 0, f->threads = 1024, f->rows = 32;
   if (path == NULL) return strncmp(f->symbol, "ssm_", 4) == 0 ? SUCCESS : NOT_FOUND;
   FILE *file = fopen(path, "r");
   if (file == NULL) return NOT_FOUND;
   char symbol[160];
   int found = NOT_FOUND;
-  while (fscanf(file, "%159s %d %d %d %d", symbol, &f->registers, &f->static_shared, &f->local, &f->rows) == 5) {
+  while (fscanf(file, "%159s %d %d %d %d %d", symbol, &f->registers, &f->static_shared, &f->local, &f->threads,
+                &f->rows) == 6) {
     if (strcmp(symbol, f->symbol) != 0) continue;
     found = SUCCESS;
     break;
@@ -186,7 +187,7 @@ int cuFuncSetAttribute(struct function *function, int attribute, int value) {
 }
 int cuFuncGetAttribute(int *value, int attribute, struct function *f) {
   NEED_CONTEXT;
-  *value = attribute == 0   ? 1024
+  *value = attribute == 0   ? f->threads
            : attribute == 1 ? f->static_shared
            : attribute == 3 ? f->local
            : attribute == 4 ? f->registers
@@ -356,7 +357,7 @@ int cuLaunchKernel(struct function *function, unsigned gx, unsigned gy, unsigned
   struct args a;
   if (function->context != current[depth - 1]) return INVALID_CONTEXT;
   if (gx == 0 || gy != 1 || gz != 1 || bx * by * bz == 0 || parameters != NULL) return INVALID_VALUE;
-  if ((int)shared > function->shared) return INVALID_VALUE;
+  if ((int)shared > function->shared || bx * by * bz > (unsigned)function->threads) return INVALID_VALUE;
   if (extra[0] != (void *)1 || extra[2] != (void *)2 || extra[4] != NULL) return INVALID_VALUE;
   if (*(size_t *)extra[3] != sizeof a || sizeof a != 288) return INVALID_VALUE;
   memcpy(&a, extra[1], sizeof a);
