@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from pyharness import drift, manifest, report
+from pyharness import drift, manifest, readme_tables
 from pyharness.toolchain import ROOT
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -25,7 +25,7 @@ def _stored(path: Path) -> dict[str, Any]:
 @pytest.mark.parametrize("suite", sorted({path.stem for path in BENCHES}))
 def test_the_readme_shows_what_is_stored(suite: str) -> None:
     cure = f"README.md is stale: run invoke bench --readme --family {suite}"
-    assert report.refreshed_readme(README, suite) == README, cure
+    assert readme_tables.refreshed_readme(README, suite) == README, cure
 
 
 def test_the_readme_shows_what_storage_costs() -> None:

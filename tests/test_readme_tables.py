@@ -11,7 +11,7 @@ import pytest
 from pyharness import manifest
 from pyharness.errors import SsmError
 from pyharness.families import RecurrentSpec
-from pyharness.report import compile_time_sizes, device_slug, goals, listing, readme_table, sample_listing, write_readme
+from pyharness.readme_tables import compile_time_sizes, goals, readme_table, sample_listing, write_readme
 from pyharness.toolchain import Compiler, Image, Usage
 
 TILED, PADDED = RecurrentSpec(d_state=128).id, RecurrentSpec(d_state=128, layout="padded").id
@@ -171,15 +171,3 @@ def test_missing_markers_and_missing_figures_are_errors(folder: Path, tmp_path: 
         write_readme("recurrent", readme, folder)
     with pytest.raises(SsmError, match="invoke bench"):
         readme_table("update", folder)
-
-
-def test_a_kernel_that_was_not_timed_is_listed_with_its_reason() -> None:
-    timed = row("fast", "decode_16x1_f32", 22.0, slots=20.0, us=20.0)
-    lines = listing([timed, {"kernel": "bad", "point": "decode_16x1_f32", "failed": "it is\nwrong"}])
-    assert (lines[0]["us"], lines[0]["ceiling"], lines[0]["ratio"]) == ("22.00", "20.00", "1.10")
-    assert (lines[1]["us"], lines[1]["note"]) == ("-", "it is wrong")
-    assert lines[0].keys() == lines[1].keys()
-
-
-def test_a_device_names_its_folder() -> None:
-    assert device_slug("NVIDIA RTX PRO 6000 (Blackwell)") == "nvidia-rtx-pro-6000-blackwell"
