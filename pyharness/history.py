@@ -61,19 +61,19 @@ def joined(known: Sequence[Mapping[str, Any]], new: Sequence[Mapping[str, Any]])
     return sorted(first.values(), key=lambda entry: (entry["suite"], entry["point"], entry["date"]))
 
 
-def path_of(device: str, folder: Path = FOLDER) -> Path:
-    """Where the history of a device is kept."""
-    return folder / f"{device_slug(device)}.json"
+def path_of(device: str, folder: Path | None = None) -> Path:
+    """Where the history of a device is kept, by default in generated/history."""
+    return (folder or FOLDER) / f"{device_slug(device)}.json"
 
 
-def read(device: str, folder: Path = FOLDER) -> list[dict[str, Any]]:
+def read(device: str, folder: Path | None = None) -> list[dict[str, Any]]:
     """The entries of a device; none where nothing was replaced yet."""
     path = path_of(device, folder)
     entries: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))["entries"] if path.is_file() else []
     return entries
 
 
-def remember(before: Mapping[str, Any], after: Mapping[str, Any], folder: Path = FOLDER) -> None:
+def remember(before: Mapping[str, Any], after: Mapping[str, Any], folder: Path | None = None) -> None:
     """Keep what newer figures of the same device replace."""
     known = read(before["device"], folder)
     entries = joined(known, replaced(before, after))
@@ -83,7 +83,7 @@ def remember(before: Mapping[str, Any], after: Mapping[str, Any], folder: Path =
         toolchain.publish(path_of(before["device"], folder), data.encode())
 
 
-def store(document: Mapping[str, Any], path: Path, folder: Path = FOLDER) -> None:
+def store(document: Mapping[str, Any], path: Path, folder: Path | None = None) -> None:
     """Store figures, and keep what they replace."""
     if path.is_file():
         before = json.loads(path.read_text(encoding="utf-8"))

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from pyharness import build, history, measure
+from pyharness import build, history, measure, select
 from pyharness import peers as peer_kernels
 from pyharness.catalogue import CATALOGUE
 from pyharness.ceilings import Ceilings
@@ -46,12 +46,19 @@ KINDS = ("node", "plan", "launch", "answer")
 
 
 def chosen(family: str, device: Device) -> list[str]:
-    """Of a family's kernels that run its point here, the catalogue's first for each number of launches of a plan."""
+    """Of a family's kernels that run its point here one for each number of launches of a plan.
+
+    It is the one that selection takes, else the catalogue's first.
+    """
     point = POINTS[family]
+    fitting = [s for s in CATALOGUE if s.family == family and measure.takes(s, point) and _serves(s, device)]
+    if not fitting:
+        return []
+    features = select.Features(point.geometry, point.io, point.state)
+    first = select.choose(features, select.Device(device.name, device.target), family=family).id
     found: dict[int, str] = {}
-    for spec in CATALOGUE:
-        if spec.family == family and measure.takes(spec, point) and _serves(spec, device):
-            found.setdefault(len(spec.plan(point.geometry).launches), spec.id)
+    for spec in [parse_id(first), *fitting]:
+        found.setdefault(len(spec.plan(point.geometry).launches), spec.id)
     return [found[count] for count in sorted(found)]
 
 
@@ -118,9 +125,10 @@ def _kernel_row(workload: Workload, kernel: str) -> dict[str, Any]:
 
 
 def _peer_row(workload: Workload, peer: peer_kernels.Peer) -> dict[str, Any]:
+    # Says what is missing before torch is imported here.
+    rounds, _ = peer_kernels.time_peer(workload, peer, _CALLS, _PROTOCOL.replays, _PROTOCOL.rounds, 0.0)
     import torch  # type: ignore[import-not-found, unused-ignore]
 
-    rounds, _ = peer_kernels.time_peer(workload, peer, _CALLS, _PROTOCOL.replays, _PROTOCOL.rounds, 0.0)
     with torch.cuda.device(workload.device.ordinal), torch.no_grad():
         call = peer.prepare(workload)
         timings = {
