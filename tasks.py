@@ -32,6 +32,7 @@ from pyharness import fuzz as fuzzing
 from pyharness import lint as linter
 from pyharness import merge as merging
 from pyharness import package as packing
+from pyharness import report as reports
 from pyharness import select as selection
 from pyharness import suite as testing
 from pyharness import tune as tuning
@@ -218,7 +219,8 @@ def bench(
     part = [point_named(name) for name in points.split(",") if name]
     chosen = suites.chosen(suite, family, part)
     if readme:
-        changed = [one.stored for one in chosen if readme_tables.write_readme(one.stored)]
+        changed = [one.stored for one in chosen if figures.has(one.stored) and readme_tables.write_readme(one.stored)]
+        changed += ["plots"] if reports.write_readme_plots() else []
         print(f"README.md changed: {', '.join(changed)}" if changed else "README.md is what is stored")
         selection.refresh()
         return
@@ -241,6 +243,13 @@ def bench(
     if fail_slower and slower:
         named = "; ".join(map(str, slower))
         raise Exit(f"error: {len(slower)} timings got slower by more than {fail_slower}: {named}", code=1)
+
+
+@_command(help={"out": "where the page goes; default: dist/report.html"})
+def report(_c: Context, out: str = "") -> None:
+    """Make one HTML page of what is stored: timings beside peers and ceilings, proofs, resources, sizes."""
+    written = reports.write(Path(out) if out else reports.PAGE)
+    print(written.relative_to(builder.ROOT) if written.is_relative_to(builder.ROOT) else written)
 
 
 @_command(
@@ -525,6 +534,6 @@ def clean(_c: Context) -> None:
 
 
 ns = Collection(
-    *(generate, build, test, vet, tune, bench, select_, package_, verify_, go_),
+    *(generate, build, test, vet, tune, bench, report, select_, package_, verify_, go_),
     *(peers, fuzz, doctor, lint, clean),
 )

@@ -25,6 +25,11 @@ def stored_path(device: str, suite: str) -> Path:
     return BENCH / device_slug(device) / f"{suite}.json"
 
 
+def has(suite: str, folder: Path | None = None) -> bool:
+    """Whether figures of a suite are stored for any device."""
+    return any((folder or BENCH).glob(f"*/{suite}.json"))
+
+
 def stored(suite: str, folder: Path = BENCH) -> list[dict[str, Any]]:
     """Every stored document of a suite, by device.
 
@@ -43,10 +48,12 @@ def is_peer(row: Mapping[str, Any]) -> bool:
 
 
 def timed_at(document: Mapping[str, Any], point: str) -> list[Mapping[str, Any]]:
+    """The rows of a point that have a time."""
     return [row for row in document["rows"] if row["point"] == point and "us" in row]
 
 
 def fastest(rows: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
+    """The row of the lowest median, if there is any."""
     return min(rows, key=lambda row: row["us"]["median"], default=None)
 
 

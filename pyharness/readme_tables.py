@@ -31,7 +31,7 @@ def readme_table(suite: str, folder: Path = BENCH) -> str:
     Raises:
         SsmError: nothing is stored.
     """
-    tables = {"update": _decode_table, "ssd": _prefill_table, "selective": _mamba1_table}
+    tables = {"update": _decode_table, "ssd": _prefill_table, "selective": _mamba1_table, "launch": _launch_table}
     table_of = tables.get(suite, _device_table)
     return "\n\n".join(table_of(document) for document in stored(suite, folder))
 
@@ -211,6 +211,27 @@ def _prefill_cells(point: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], 
         errors("error_of_y"),
         errors("error_of_state"),
     ]
+
+
+#: How the columns of the table of launches are named.
+_LAUNCH_KINDS = {"node": "graph node", "plan": "plan", "launch": "launch", "answer": "until the result is there"}
+
+
+def _launch_table(document: Mapping[str, Any]) -> str:
+    """A line a kernel, an empty one first."""
+    prose = (
+        f"{_title(document)}. Microseconds of one call of the smallest problem of each family, one sequence whose data "
+        "are in the caches: a node of a CUDA graph, on the device; a plan and a queued launch, on the host, from "
+        "Python; and a call from Python until its result is there."
+    )
+    lines = [f"| launching | launches | {' | '.join(_LAUNCH_KINDS.values())} |", "| --- |" + " ---: |" * 5]
+    for row in [{"kernel": "an empty kernel", "launches": 1} | document["empty"], *document["rows"]]:
+        if "failed" not in row:
+            name = row["kernel"] if is_peer(row) or "family" not in row else f"`{row['kernel']}`"
+            us = [f"{row[kind]['median']:.2f}" if kind in row else "-" for kind in _LAUNCH_KINDS]
+            lines.append(f"| {name} | {row.get('launches', '-')} | {' | '.join(us)} |")
+    missing = [f"Not run: {row['kernel']}: {row['failed']}" for row in document["rows"] if "failed" in row]
+    return "\n\n".join([_wrapped(prose), "\n".join(lines), *map(_wrapped, missing)])
 
 
 def _wrapped(prose: str) -> str:

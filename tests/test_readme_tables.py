@@ -164,6 +164,43 @@ def test_mamba1_has_a_line_a_point_and_its_goals(tmp_path: Path) -> None:
     assert text.endswith("Not run at any point: missing: it is not built")
 
 
+def test_launches_have_a_line_a_kernel_and_the_reason_of_what_did_not_run(tmp_path: Path) -> None:
+    def us(median: float) -> dict[str, float]:
+        return {"median": median, "low": median, "high": median}
+
+    document = {
+        "device": "NVIDIA H200",
+        "driver": "580.1",
+        "compiler": "13.0.88",
+        "date": "2026-01-02",
+        "empty": {"node": us(1.1), "launch": us(2.5), "answer": us(7)},
+        "rows": [
+            {
+                "kernel": "k",
+                "family": "ssd",
+                "launches": 2,
+                "node": us(6),
+                "plan": us(9),
+                "launch": us(5),
+                "answer": us(15),
+            },
+            {"kernel": "theirs", "family": "ssd", "peer": True, "node": us(20), "launch": us(90), "answer": us(120)},
+            {"kernel": "absent", "family": "ssd", "peer": True, "failed": "it is not installed"},
+        ],
+    }
+    path = tmp_path / "nvidia-h200" / "launch.json"
+    path.parent.mkdir()
+    path.write_text(json.dumps(document), encoding="utf-8")
+    lines = readme_table("launch", tmp_path).splitlines()
+    assert lines[-5:] == [
+        "| an empty kernel | 1 | 1.10 | - | 2.50 | 7.00 |",
+        "| `k` | 2 | 6.00 | 9.00 | 5.00 | 15.00 |",
+        "| theirs | - | 20.00 | - | 90.00 | 120.00 |",
+        "",
+        "Not run: absent: it is not installed",
+    ]
+
+
 def test_missing_markers_and_missing_figures_are_errors(folder: Path, tmp_path: Path) -> None:
     readme = tmp_path / "README.md"
     readme.write_text("no markers\n", encoding="utf-8")

@@ -20,7 +20,7 @@ from pyharness.toolchain import ROOT
 
 H200 = gpus.Driver("580.65.06", "13.0", (gpus.Gpu("NVIDIA H200", 9, 0),))
 TASKS = (
-    *("generate", "build", "test", "vet", "tune", "bench", "select", "package", "verify", "go"),
+    *("generate", "build", "test", "vet", "tune", "bench", "report", "select", "package", "verify", "go"),
     *("peers", "fuzz", "doctor", "lint", "clean"),
 )
 
