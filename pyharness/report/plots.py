@@ -295,9 +295,7 @@ def roofline(documents: Sequence[Document], dates: tuple[str, ...]) -> Plot | No
     y_axis = svg.decades("state updates a second", [*(m.y for m in every), *limits], lambda v: f"{_power(v)}")
     series = []
     for family, found in marks.items():
-        # The name stands at the family's fastest point.
-        ordered = sorted(found, key=lambda mark: mark.y)
-        series.append(Series(family, ROLES[family], ordered, joined=False))
+        series.append(Series(family, ROLES[family], found, joined=False))
     for roof in known:
         if roof.bytes_a_second:
             end = min(x_axis.high, max([*limits, y_axis.high]) / roof.bytes_a_second, y_axis.high / roof.bytes_a_second)

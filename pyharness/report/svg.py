@@ -161,8 +161,13 @@ def _apart(wanted: Sequence[float], gap: float, low: float, high: float) -> list
     return placed
 
 
+def _data(mark: Mark) -> dict[str, str]:
+    """A mark's figures as attributes, with all their digits."""
+    return {f"data-{name}": str(value) for name, value in mark.data.items()}
+
+
 def _mark(mark: Mark, frame: _Frame, role: str, shape: str) -> Markup:
-    data = {f"data-{name}": value for name, value in mark.data.items()}
+    data = _data(mark)
     place = {"cx": frame.x(mark.x), "cy": frame.y(mark.y), "r": 3.5}
     about = {"class": f"mark {shape} {role}", "data-x": f"{mark.x:.6g}", "data-y": f"{mark.y:.6g}"}
     return element("circle", about | place | data, element("title", None, mark.title))
@@ -184,15 +189,25 @@ def plot(series: Sequence[Series], x: Axis, y: Axis, about: str, height: float =
             under = one.marks[-2 if len(one.marks) > 2 else -1]
             at = {"class": f"note {one.role}", "x": frame.x(under.x) - 4, "y": frame.y(under.y) - 5}
             drawn.append(element("text", at, one.note))
-    named = [one for one in series if one.label]
-    ends = [frame.y(one.marks[-1].y) for one in named]
-    for one, end, place in zip(named, ends, _apart(ends, _LABEL_GAP, _TOP, height - _BOTTOM), strict=True):
-        x_end = frame.x(one.marks[-1].x)
-        if abs(end - place) > 4:
-            drawn.append(element("line", {"class": "leader", "x1": x_end + 5, "y1": end, "x2": x_end + 9, "y2": place}))
-        at = {"class": f"label {one.role}", "x": x_end + 10, "y": place + 3.5}
-        drawn.append(element("text", at, one.label))
+    named = [(one, *_end(one, frame)) for one in series if one.label]
+    heights = _apart([frame.y(mark.y) for _, mark, _ in named], _LABEL_GAP, _TOP, height - _BOTTOM)
+    for (one, mark, side), place in zip(named, heights, strict=True):
+        end_x, end_y = frame.x(mark.x), frame.y(mark.y)
+        if abs(end_y - place) > 4:
+            leader = {"x1": end_x + 5 * side, "y1": end_y, "x2": end_x + 9 * side, "y2": place}
+            drawn.append(element("line", {"class": "leader"} | leader))
+        at = {"class": f"label {one.role}", "x": end_x + 10 * side, "y": place + 3.5}
+        drawn.append(element("text", at | ({"text-anchor": "end"} if side < 0 else {}), one.label))
     return _svg(drawn, WIDTH, height, about)
+
+
+def _end(series: Series, frame: _Frame) -> tuple[Mark, int]:
+    """The mark at which a name stands and on which side of it, 1 right or -1 left: behind a line, beside a cloud."""
+    if series.joined:
+        return series.marks[-1], 1
+    ordered = sorted(series.marks, key=lambda mark: mark.x)
+    left, right = ordered[0], ordered[-1]
+    return (left, -1) if frame.x(left.x) > frame.width / 2 else (right, 1)
 
 
 @dataclass(frozen=True)
@@ -248,7 +263,7 @@ def lollipops(groups: Sequence[tuple[str, Sequence[Bar]]], x: Axis, origin: floa
         for bar in bars:
             y += line
             middle = y - line / 2
-            data = {f"data-{name}": value for name, value in bar.mark.data.items()}
+            data = _data(bar.mark)
             end = lying.at(bar.mark.x)
             drawn.append(element("text", {"class": "name", "x": left - 8, "y": middle + 3.5}, bar.name))
             stem = {"class": f"stem {bar.role}", "x1": lying.at(origin), "x2": end, "y1": middle, "y2": middle}
@@ -277,7 +292,7 @@ def strips(lines: Sequence[tuple[str, str, Sequence[Mark]]], x: Axis, about: str
         drawn.append(element("text", {"class": "name", "x": left - 10, "y": middle + 3.5}, name))
         drawn.append(element("line", {"class": "grid", "x1": left, "x2": right, "y1": middle, "y2": middle}))
         for mark in marks:
-            data = {f"data-{key}": value for key, value in mark.data.items()}
+            data = _data(mark)
             about_mark = {"class": f"mark clear {role}", "cx": lying.at(mark.x), "cy": middle, "r": 5}
             about_mark["data-x"] = f"{mark.x:.6g}"
             drawn.append(element("circle", about_mark | data, element("title", None, mark.title)))
