@@ -149,7 +149,9 @@ def _one_of_each_package(point: Point) -> list[peer_kernels.Peer]:
 def rows(device: Device, families: Mapping[str, Point], peers: bool, track: build.Track) -> list[dict[str, Any]]:
     """A row a kernel: "kernel", "family", "point", KINDS, or "failed" with the reason; peers have no "plan"."""
     kernels = {family: chosen(family, device) for family in families}
-    others = {family: _one_of_each_package(point) if peers else [] for family, point in families.items()}
+    # What decodes beside `recurrent` decodes beside `update`.
+    beside = [family for family in families if peers and family != RecurrentSpec.family]
+    others = {family: _one_of_each_package(families[family]) if family in beside else [] for family in families}
     found: list[dict[str, Any]] = []
     with track(f"bench {SUITE}", sum(map(len, kernels.values())) + sum(map(len, others.values()))) as bar:
         for family, point in families.items():

@@ -14,6 +14,7 @@ from pyharness.toolchain import ROOT
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 VETTING = ROOT / "generated" / "vetting" / "nvidia-h200.json"
+DOCS = ("operation", "reading", "adding", "update", "selective", "recurrent", "proof", "embedding")
 BENCHES = sorted((ROOT / "generated" / "bench").glob("*/*.json"))
 
 
@@ -85,7 +86,7 @@ def test_there_are_stored_benches() -> None:
     assert BENCHES, "run invoke bench on a GPU"
 
 
-@pytest.mark.parametrize("name", ["README.md", "CHANGELOG.md", "docs/proof.md"])
+@pytest.mark.parametrize("name", ["README.md", "CHANGELOG.md", *(f"docs/{name}.md" for name in DOCS)])
 def test_prose_is_wrapped(name: str) -> None:
     text = re.sub(r"```.*?```", "", (ROOT / name).read_text(encoding="utf-8"), flags=re.DOTALL)
     assert [line for line in text.splitlines() if len(line) > 120 and not line.startswith("|")] == []

@@ -233,14 +233,6 @@ def test_a_check_tells_by_exit_code_or_by_what_it_prints() -> None:
     assert lint._said([python, "-c", "raise SystemExit(2)"]).endswith("ended with 2")
 
 
-def test_the_example_of_the_readme_runs() -> None:
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
-    example = text.partition("```python\n")[2].partition("```")[0]
-    shown = subprocess.run([sys.executable, "-c", example], cwd=ROOT, text=True, capture_output=True, check=True).stdout
-    assert shown.startswith("recurrent_n128_")
-    assert shown.endswith("(6, 4, 16) (2, 4, 16, 128)\n")
-
-
 def test_ci_runs_the_test_command_of_the_readme() -> None:
     script = (ROOT / ".ci" / "run").read_text(encoding="utf-8").splitlines()
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
