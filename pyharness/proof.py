@@ -11,8 +11,8 @@ from typing import Any
 from pyharness import replay, toolchain
 from pyharness.errors import SsmError
 from pyharness.fuzz import Tally
+from pyharness.readme_tables import between
 from pyharness.replay import Row
-from pyharness.report import between
 
 PAGE = toolchain.ROOT / "docs" / "proof.md"
 FUZZ = toolchain.ROOT / "generated" / "fuzz"
