@@ -33,8 +33,7 @@ from pyharness.spec import Geometry, KernelSpec, Plan
 Array = NDArray[Any]
 Tensor = Any
 
-#: Axes of the arguments of `selective_state_update`; a tensor may come without its second to last but one, the heads
-#: or groups, which are 1 then.
+#: Axes of the arguments of `selective_state_update`; a tensor may come without nheads or ngroups.
 UPDATE_AXES = {
     "state": ("slots", "nheads", "dim", "dstate"),
     "x": ("batch", "nheads", "dim"),
@@ -61,8 +60,33 @@ CHUNK_SCAN_AXES = {
     "seq_idx": ("batch", "seqlen"),
     "cu_seqlens": ("sequences + 1",),
 }
+#: Axes of the arguments of `selective_scan_fn`; B and C may come without ngroups.
+SELECTIVE_AXES = {
+    "u": ("batch", "dim", "seqlen"),
+    "delta": ("batch", "dim", "seqlen"),
+    "A": ("dim", "dstate"),
+    "B": ("batch", "ngroups", "dstate", "seqlen"),
+    "C": ("batch", "ngroups", "dstate", "seqlen"),
+    "D": ("dim",),
+    "z": ("batch", "dim", "seqlen"),
+    "delta_bias": ("dim",),
+}
+_TOKENS_LAST = ("u", "delta", "B", "C", "z")
+_TOKENS_FIRST = SELECTIVE_AXES | {
+    "u": ("batch", "seqlen", "dim"),
+    "delta": ("batch", "seqlen", "dim"),
+    "B": ("batch", "seqlen", "ngroups", "dstate"),
+    "C": ("batch", "seqlen", "ngroups", "dstate"),
+    "z": ("batch", "seqlen", "dim"),
+}
 #: Arguments of the packages that are called otherwise here.
-_FIELDS = {"state_batch_indices": "read_slots", "initial_states": "state"}
+_FIELDS = {
+    "state_batch_indices": "read_slots",
+    "initial_states": "state",
+    "u": "x",
+    "delta": "dt",
+    "delta_bias": "dt_bias",
+}
 _FLOATS = ("f32", "bf16", "f16")
 _NO_LIMIT = (0.0, float("inf"))
 _ALIGNMENT = 16
@@ -74,10 +98,13 @@ class Framework(Protocol):
     """What a framework does for a call. All work it queues goes to the stream of `place`."""
 
     def described(self, tensor: Tensor) -> Array:
-        """A tensor as `described`.
+        """A tensor as `described`; raises what `dtype` does."""
+
+    def dtype(self, tensor: Tensor) -> str:
+        """The short name of a dtype, as `described` takes it.
 
         Raises:
-            InvalidProblem: its dtype has no counterpart here.
+            InvalidProblem: it has none here.
         """
 
     def signature(self, tensor: Tensor) -> Hashable:
@@ -190,8 +217,10 @@ def _same(array: Array) -> Array | None:
 
 
 View = Callable[[Array], "Array | None"]
-#: From the name of an argument and a dtype to the description of a contiguous copy.
-Convert = Callable[[str, str], Array]
+#: What `tensor[index]` takes.
+Index = tuple["int | slice | None", ...]
+#: From the name of an argument, a dtype and an index to the description of a contiguous copy of what is there.
+Convert = Callable[[str, str, Index], Array]
 
 
 class _Arguments:
@@ -202,24 +231,41 @@ class _Arguments:
         arrays: what was given.
         axes: of every argument.
         convert: makes a copy where no view will do.
+        heads_optional: an argument may come without its axis of heads or groups, which is 1 then.
     """
 
     def __init__(
-        self, function: str, arrays: Mapping[str, Array], axes: Mapping[str, tuple[str, ...]], convert: Convert
+        self,
+        function: str,
+        arrays: Mapping[str, Array],
+        axes: Mapping[str, tuple[str, ...]],
+        convert: Convert,
+        *,
+        heads_optional: bool = False,
     ) -> None:
         self.function = function
-        self.arrays = dict(arrays)
+        self._given = arrays
         self._axes = axes
         self._convert = convert
+        self._heads_optional = heads_optional
+        #: Axes of one, for heads or groups, that a tensor came without.
+        self._absent = {name: self._absent_axis(name) for name in arrays}
+        self.arrays = {name: array[self._index(name)] for name, array in arrays.items()}
         self.sizes: dict[str, int] = {}
 
-    def without_heads(self) -> None:
-        """Give what came without heads or groups an axis of one."""
-        for name, array in self.arrays.items():
-            axes = self._axes[name]
-            if array.ndim == len(axes) - 1 and len(axes) > 1:
-                axis = next(i for i, label in enumerate(axes) if label in ("nheads", "ngroups"))
-                self.arrays[name] = np.expand_dims(array, axis)
+    def _absent_axis(self, name: str) -> int | None:
+        axes, shape = self._axes[name], self._given[name].shape
+        if len(shape) == len(axes):
+            return None
+        optional = [axis for axis, label in enumerate(axes) if label in ("nheads", "ngroups")]
+        if len(shape) != len(axes) - 1 or not self._heads_optional or not optional:
+            raise WrongShape(f"{self.function}: {name}: wanted ({', '.join(axes)}), found shape {tuple(shape)}")
+        return optional[0]
+
+    def _index(self, name: str, once: tuple[int, ...] = ()) -> Index:
+        """Of a tensor as it was given: with the axis that it came without, the first of what repeats along others."""
+        axes = range(len(self._axes[name]))
+        return tuple(None if axis == self._absent[name] else 0 if axis in once else slice(None) for axis in axes)
 
     def measure(self, *names: str) -> None:
         """Take sizes from the shapes of arguments, checking those that are known."""
@@ -239,47 +285,42 @@ class _Arguments:
             wanted = ", ".join(a if k is None else f"{a} = {k}" for a, k in zip(axes, known, strict=True))
             raise WrongShape(f"{self.function}: {name}: wanted ({wanted}), found shape {tuple(shape)}")
 
-    def groups(self) -> None:
+    def groups(self, label: str = "nheads") -> None:
         """Check that groups divide heads."""
-        heads, groups = self.sizes["nheads"], self.sizes["ngroups"]
+        heads, groups = self.sizes[label], self.sizes["ngroups"]
         if groups < 1 or heads % groups:
-            raise WrongShape(f"{self.function}: B: ngroups must divide the {heads} nheads, found {groups}")
+            raise WrongShape(f"{self.function}: B: ngroups must divide the {heads} {label}, found {groups}")
 
-    def rows(self, name: str, view: View, *also: str) -> Array | None:
+    def rows(self, name: str, view: View, *dtypes: str, once: tuple[int, ...] = ()) -> Array | None:
         """An argument as rows of contiguous inner axes, copied where no view has them.
 
         Args:
             name: of the argument.
             view: to the axes of a problem.
-            also: dtypes that it may have; f32 stands for all others then.
+            dtypes: that it may have, of which the last stands for all others; none for any.
+            once: axes along which it repeats, of which the first element is taken.
         """
-        return self._placed(name, view, 1, also)
+        return self._placed(name, view, 1, dtypes, once)
 
-    def vector(self, name: str, view: View, dtype: str = "f32") -> Array | None:
+    def vector(self, name: str, view: View, dtype: str = "f32", once: tuple[int, ...] = ()) -> Array | None:
         """An argument as a contiguous array of one dtype, copied where it is not one."""
-        return self._placed(name, view, 0, (dtype,))
+        return self._placed(name, view, 0, (dtype,), once)
 
-    def _placed(self, name: str, view: View, first: int, dtypes: tuple[str, ...]) -> Array | None:
-        array = self.arrays.get(name)
-        if array is None:
+    def _placed(
+        self, name: str, view: View, first: int, dtypes: tuple[str, ...], once: tuple[int, ...]
+    ) -> Array | None:
+        if name not in self._given:
             return None
-        fits = not dtypes or any(array.dtype == ARRAY_DTYPES[dtype] for dtype in dtypes)
+        index = self._index(name, once)
+        array = self._given[name][index]
+        fits = not dtypes or any(array.dtype == _DTYPES[dtype] for dtype in dtypes)
         found = view(array) if fits else None
-        if found is not None and inner_contiguous(found, first) and (first == 0 or _rising(found)):
-            return found
-        kept = next(n for n, kind in _DTYPES.items() if kind == array.dtype)
-        ndim = array.ndim
-        copy = self._convert(name, kept if fits else dtypes[-1])
-        while copy.ndim < ndim:  # what came without heads
-            axis = next(i for i, label in enumerate(self._axes[name]) if label in ("nheads", "ngroups"))
-            copy = np.expand_dims(copy, axis)
-        self.arrays[name] = copy
-        return view(copy)
-
-
-def _rising(array: Array) -> bool:
-    """Whether the first stride may be one of rows."""
-    return array.shape[0] <= 1 or array.strides[0] >= 0
+        if found is None or not inner_contiguous(found, first):
+            kept = next(name for name, kind in _DTYPES.items() if kind == array.dtype)
+            found = view(self._convert(name, kept if fits else dtypes[-1], index))
+        # Of a contiguous array there is every view.
+        assert found is not None
+        return found
 
 
 def update_problem(
@@ -296,8 +337,7 @@ def update_problem(
     Raises:
         WrongShape, InvalidProblem: an argument is malformed.
     """
-    a = _Arguments("selective_state_update", arrays, UPDATE_AXES, convert)
-    a.without_heads()
+    a = _Arguments("selective_state_update", arrays, UPDATE_AXES, convert, heads_optional=True)
     a.measure("state", "x", "B")
     for name in a.arrays:
         a.check(name)
@@ -308,32 +348,27 @@ def update_problem(
             f"selective_state_update: state: wanted a state for each of batch = {sizes['batch']} or "
             f"state_batch_indices, found {sizes['slots']}"
         )
-    once = {"A": (1, 2), "dt": (2,), "D": (1,), "dt_bias": (1,)}
-    by_head = all(_repeats(a.arrays[name], *axes) for name, axes in once.items() if name in a.arrays)
-    tokens: View
-    slots: View
-    if by_head:
-        # Mamba-2: dt and A of a head.
-        tokens, steps, vector, decays, slots = _same, _first(2), _first(1), _first(1, 2), _same
-    else:
-        # Mamba-1: every row of a head is a channel of its own.
-        tokens, steps, vector, decays, slots = _channels(1), _merged(1), _merged(0), _merged(0), _channels(1)
-    io = _name(a.arrays["x"])
-    state = slots(a.arrays["state"])
+    repeating = {"A": (1, 2), "dt": (2,), "D": (1,), "dt_bias": (1,)}
+    by_head = all(_repeats(a.arrays[name], *axes) for name, axes in repeating.items() if name in a.arrays)
+    # Mamba-2: dt and A of a head. Else Mamba-1: every row of a head is a channel of its own.
+    once = repeating if by_head else dict.fromkeys(repeating, ())
+    channels, values, steps = (_same, _same, _same) if by_head else (_channels, _merged(0), _merged(1))
+    io = next(name for name in _FLOATS if a.arrays["x"].dtype == _DTYPES[name])
+    state = channels(a.arrays["state"])
     if state is None or not inner_contiguous(state, 1):
         raise InvalidProblem(
             f"state: wanted every axis after the first contiguous, as it is updated in place, found byte strides "
             f"{list(a.arrays['state'].strides)} for shape {list(a.arrays['state'].shape)}"
         )
     return DeviceProblem(
-        x=_given(a.rows("x", tokens)),
-        dt=_given(a.rows("dt", steps, io, "f32")),
-        A=_given(a.vector("A", decays)),
+        x=_given(a.rows("x", channels)),
+        dt=_given(a.rows("dt", steps, io, "f32", once=once["dt"])),
+        A=_given(a.vector("A", values, once=once["A"])),
         B=_given(a.rows("B", _same)),
         C=_given(a.rows("C", _same)),
-        D=a.vector("D", vector),
-        dt_bias=a.vector("dt_bias", vector),
-        z=a.rows("z", tokens),
+        D=a.vector("D", values, once=once["D"]),
+        dt_bias=a.vector("dt_bias", values, once=once["dt_bias"]),
+        z=a.rows("z", channels),
         dt_softplus=dt_softplus,
         state=state,
         read_slots=a.vector("state_batch_indices", _same, "i32"),
@@ -378,14 +413,14 @@ def chunk_scan_problem(
         )
     packed = "cu_seqlens" in a.arrays
     limit = None if dt_softplus and tuple(dt_limit) == _NO_LIMIT else (float(dt_limit[0]), float(dt_limit[1]))
-    io = _name(a.arrays["x"])
+    io = next(name for name in _FLOATS if a.arrays["x"].dtype == _DTYPES[name])
     return DeviceProblem(
         x=_given(a.rows("x", _merged(0))),
         dt=_given(a.rows("dt", _merged(0), io, "f32")),
         A=_given(a.vector("A", _same)),
         B=_given(a.rows("B", _merged(0))),
         C=_given(a.rows("C", _merged(0))),
-        D=a.vector("D", _first(1) if by_row else _same),
+        D=a.vector("D", _same, once=(1,) if by_row else ()),
         dt_bias=a.vector("dt_bias", _same),
         z=a.rows("z", _merged(0)),
         dt_softplus=dt_softplus,
@@ -397,16 +432,57 @@ def chunk_scan_problem(
     )
 
 
-def _name(array: Array) -> str:
-    """The short name of a dtype that io may have.
+def selective_problem(
+    arrays: Mapping[str, Array], convert: Convert, lists: Mapping[str, Array], *, delta_softplus: bool
+) -> DeviceProblem:
+    """Prompts of Mamba-1, from zero.
+
+    Args:
+        arrays: the arguments of `selective_scan_fn` by name, described, their axes in the order of `_TOKENS_FIRST`.
+        convert: where no view will do.
+        lists: what the caller made: state, f32 [batch, dim, dstate]; resume, of zeros; cu_seqlens unless batch is 1.
+        delta_softplus: as there.
 
     Raises:
-        InvalidProblem: x has none of them.
+        WrongShape, InvalidProblem, Unsupported: an argument is malformed, or asks for what is not done here.
     """
-    for name in _FLOATS:
-        if array.dtype == ARRAY_DTYPES[name]:
-            return name
-    raise InvalidProblem(f"x: wanted dtype {' or '.join(_FLOATS)}, found {array.dtype}")
+    for name in ("B", "C"):
+        if arrays[name].ndim == 2:
+            raise Unsupported(
+                f"selective_scan_fn: {name}: wanted one for each token, found the same for all: expand it"
+            )
+    # Messages have the order of axes that the caller has.
+    given = {n: array.swapaxes(1, 2) if array.ndim == 4 else array for n, array in arrays.items()}
+    given |= {n: array.swapaxes(-1, -2) for n, array in given.items() if n in _TOKENS_LAST}
+    seen = _Arguments("selective_scan_fn", given, SELECTIVE_AXES, convert, heads_optional=True)
+    seen.measure("u", "A", "B")
+    for name in seen.arrays:
+        seen.check(name)
+    seen.groups("dim")
+    a = _Arguments("selective_scan_fn", arrays, _TOKENS_FIRST, convert, heads_optional=True)
+    if seen.sizes["seqlen"] < 1:
+        raise WrongShape("selective_scan_fn: u: wanted a seqlen of at least 1, found 0")
+    io = next(name for name in _FLOATS if a.arrays["u"].dtype == _DTYPES[name])
+
+    def channels(array: Array) -> Array | None:
+        found = merged(array, 0)
+        return None if found is None else np.expand_dims(found, 2)
+
+    return DeviceProblem(
+        x=_given(a.rows("u", channels)),
+        dt=_given(a.rows("delta", _merged(0), io, "f32")),
+        A=_given(a.vector("A", _same)),
+        B=_given(a.rows("B", _merged(0))),
+        C=_given(a.rows("C", _merged(0))),
+        D=a.vector("D", _same),
+        dt_bias=a.vector("delta_bias", _same),
+        z=a.rows("z", channels),
+        dt_softplus=delta_softplus,
+        state=np.expand_dims(lists["state"], 2),
+        resume=lists["resume"],
+        cu_seqlens=lists.get("cu_seqlens"),
+        longest=seen.sizes["seqlen"],
+    )
 
 
 def _given(array: Array | None) -> Array:
@@ -414,31 +490,14 @@ def _given(array: Array | None) -> Array:
     return array
 
 
-def _first(*axes: int) -> View:
-    """Of axes along which nothing changes, the first element."""
-
-    def view(array: Array) -> Array | None:
-        if not _repeats(array, *axes):
-            return None
-        index = tuple(0 if axis in axes else slice(None) for axis in range(array.ndim))
-        found: Array = array[index]
-        return found
-
-    return view
-
-
 def _merged(axis: int) -> View:
     return lambda array: merged(array, axis)
 
 
-def _channels(axis: int) -> View:
-    """Heads and rows as channels of one row each."""
-
-    def view(array: Array) -> Array | None:
-        found = merged(array, axis)
-        return None if found is None else np.expand_dims(found, axis + 1)
-
-    return view
+def _channels(array: Array) -> Array | None:
+    """[..., heads, rows, ...] with heads second as [..., channels, 1, ...]."""
+    found = merged(array, 1)
+    return None if found is None else np.expand_dims(found, 2)
 
 
 @dataclass(frozen=True)
@@ -449,14 +508,14 @@ class _Ready:
         kernel, plan: what is launched.
         arguments: ScanArgs with other addresses.
         pointers: the tensor behind each pointer of ScanArgs, "" where there is none.
-        conversions: dtypes of the arguments that are copied first.
+        conversions: arguments of which a part is copied first, and to which dtype.
     """
 
     kernel: LoadedKernel
     plan: Plan
     arguments: bytes
     pointers: tuple[str, ...]
-    conversions: Mapping[str, str]
+    conversions: Mapping[str, tuple[str, Index]]
 
 
 class DropIn:
@@ -491,11 +550,12 @@ class DropIn:
     ) -> Tensor:
         """y of one token a sequence; `pyharness.torch` documents it."""
         place = self._framework.place(tensors)
-        x, state = tensors["x"], tensors["state"]
-        heads = state.shape[1:-1] if len(state.shape) == 4 else state.shape[1:2]
-        batch = x.shape[0]
         tensors = dict(tensors)
-        y = self._framework.empty((batch, *heads), _name(self._framework.described(x)), place)
+        x, state = tensors["x"], tensors["state"]
+        if len(state.shape) not in (3, 4) or len(x.shape) not in (2, 3):
+            self._look("selective_state_update", UPDATE_AXES, "state", "x", tensors=tensors)
+        batch = x.shape[0]
+        y = self._framework.empty((batch, *state.shape[1:-1]), self._io(x), place)
         if not batch:
             return y
         made = {"y": y}
@@ -522,16 +582,14 @@ class DropIn:
         tensors = dict(tensors)
         x, B, initial = tensors["x"], tensors["B"], tensors.get("initial_states")
         if len(x.shape) != 4 or len(B.shape) != 4:
-            # Says what was wanted.
-            arrays = {name: self._framework.described(tensors[name]) for name in ("x", "B")}
-            _Arguments("mamba_chunk_scan_combined", arrays, CHUNK_SCAN_AXES, _no_copies).measure("x", "B")
+            self._look("mamba_chunk_scan_combined", CHUNK_SCAN_AXES, "x", "B", tensors=tensors)
         batch, tokens, heads, head_dim = x.shape
         offsets = tensors.get("cu_seqlens")
         if tensors.pop("seq_idx", None) is not None or offsets is not None:
             _check_packed(batch, offsets, initial)
         sequences = batch if offsets is None else offsets.shape[0] - 1
         shape = (sequences, heads, head_dim, B.shape[-1])
-        made = {"y": self._framework.empty(tuple(x.shape), _name(self._framework.described(x)), place)}
+        made = {"y": self._framework.empty(tuple(x.shape), self._io(x), place)}
         if initial is None or not batch:
             made["state"] = self._framework.empty(shape, "f32", place)
             made["resume"] = self._framework.zeros(sequences, place)
@@ -547,6 +605,52 @@ class DropIn:
 
         self._run(("chunk", dt_softplus, tuple(dt_limit)), problem, tensors, made, place, kernel, workspace)
         return made["y"], made["state"]
+
+    def selective_scan(
+        self,
+        tensors: dict[str, Tensor],
+        *,
+        delta_softplus: bool,
+        kernel: str | None,
+        workspace: Tensor | None,
+    ) -> tuple[Tensor, Tensor]:
+        """y (batch, dim, seqlen), whose dim is contiguous, and the final states, f32 (batch, dim, dstate)."""
+        place = self._framework.place(tensors)
+        u, A = tensors["u"], tensors["A"]
+        if len(u.shape) != 3 or len(A.shape) != 2:
+            self._look("selective_scan_fn", SELECTIVE_AXES, "u", "A", tensors=tensors)
+        batch, dim, tokens = u.shape
+        # Tokens first: what the channels of a token are to a scan.
+        swapped = {n: t.swapaxes(-1, -2) if n in _TOKENS_LAST else t for n, t in tensors.items()}
+        swapped |= {n: t.swapaxes(1, 2) for n, t in swapped.items() if n in ("B", "C") and len(t.shape) == 4}
+        made = {
+            "y": self._framework.empty((batch, tokens, dim), self._io(u), place),
+            "state": self._framework.empty((batch, dim, A.shape[1]), "f32", place),
+        }
+        if not batch:
+            return made["y"].swapaxes(1, 2), made["state"]
+        made["resume"] = self._framework.zeros(batch, place)
+        if batch > 1 and tokens:
+            made["cu_seqlens"] = self._framework.offsets(batch, tokens, place)
+
+        def problem(arrays: Mapping[str, Array], convert: Convert, lists: Mapping[str, Array]) -> DeviceProblem:
+            return selective_problem(arrays, convert, lists, delta_softplus=delta_softplus)
+
+        self._run(("selective", delta_softplus), problem, swapped, made, place, kernel, workspace)
+        return made["y"].swapaxes(1, 2), made["state"]
+
+    def _io(self, x: Tensor) -> str:
+        name = self._framework.dtype(x)
+        if name not in _FLOATS:
+            raise InvalidProblem(f"x: wanted dtype {' or '.join(_FLOATS)}, found {name}")
+        return name
+
+    def _look(
+        self, function: str, axes: Mapping[str, tuple[str, ...]], *names: str, tensors: Mapping[str, Tensor]
+    ) -> None:
+        """Say what is wrong with the shapes of tensors of other numbers of axes."""
+        arrays = {name: self._framework.described(tensors[name]) for name in names}
+        _Arguments(function, arrays, axes, _no_copies, heads_optional=axes is UPDATE_AXES)
 
     def _run(
         self,
@@ -572,8 +676,8 @@ class DropIn:
             # Converts what has to be on the way.
             ready = self._ready[key] = self._prepare(problem, tensors, made, place, kernel)
         else:
-            for name, dtype in ready.conversions.items():
-                tensors[name] = framework.converted(tensors[name], dtype)
+            for name, (dtype, index) in ready.conversions.items():
+                tensors[name] = framework.converted(tensors[name][index], dtype)
         held = {_FIELDS.get(name, name): tensor for name, tensor in tensors.items()} | dict(made)
         if ready.plan.workspace_bytes:
             held["workspace"] = self._workspace(workspace, ready.plan.workspace_bytes, place)
@@ -592,12 +696,12 @@ class DropIn:
         place: Place,
         kernel: str | None,
     ) -> _Ready:
-        conversions: dict[str, str] = {}
+        conversions: dict[str, tuple[str, Index]] = {}
         framework = self._framework
 
-        def convert(name: str, dtype: str) -> Array:
-            conversions[name] = dtype
-            tensors[name] = framework.converted(tensors[name], dtype)
+        def convert(name: str, dtype: str, index: Index) -> Array:
+            conversions[name] = (dtype, index)
+            tensors[name] = framework.converted(tensors[name][index], dtype)
             return framework.described(tensors[name])
 
         lists = {name: framework.described(tensor) for name, tensor in made.items()}
@@ -633,7 +737,7 @@ class DropIn:
         return given
 
 
-def _no_copies(name: str, dtype: str) -> Array:
+def _no_copies(name: str, dtype: str, index: Index) -> Array:
     raise AssertionError(f"{name} is only looked at")
 
 

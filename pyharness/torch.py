@@ -1,8 +1,8 @@
 """mamba-ssm's scan functions for PyTorch, by the kernels of this project: drop-ins for inference.
 
-    from pyharness.torch import mamba_chunk_scan_combined, selective_state_update
+    from pyharness.torch import mamba_chunk_scan_combined, selective_scan_fn, selective_state_update
 
-Arguments, results and the kind of errors are those of the functions of the same names in `mamba_ssm.ops.triton`.
+Arguments, results and the kind of errors are those of mamba-ssm's functions of the same names.
 Tensors are used where they lie, with the strides that they have; work goes to PyTorch's current stream and can be
 captured in a CUDA graph once the same call was made before; nothing is waited for. There is no backward.
 
@@ -86,9 +86,8 @@ def selective_state_update(
         NoKernel: nothing in the catalogue takes the problem.
         DeviceError: a launch was refused.
     """
-    given = {"state": state, "x": x, "dt": dt, "A": A, "B": B, "C": C, "D": D, "z": z, "dt_bias": dt_bias}
-    given["state_batch_indices"] = state_batch_indices
-    tensors = {name: tensor for name, tensor in given.items() if tensor is not None}
+    tensors = {"state": state, "x": x, "dt": dt, "A": A, "B": B, "C": C}
+    tensors |= _present(D=D, z=z, dt_bias=dt_bias, state_batch_indices=state_batch_indices)
     return calls.selective_state_update(tensors, dt_softplus=bool(dt_softplus), kernel=kernel, workspace=workspace)
 
 
@@ -151,9 +150,9 @@ def mamba_chunk_scan_combined(
         raise WrongShape(f"mamba_chunk_scan_combined: return_varlen_states wants {missing}, found None")
     if seq_idx is None:
         cu_seqlens = None
-    given = {"x": x, "dt": dt, "A": A, "B": B, "C": C, "D": D, "z": z, "dt_bias": dt_bias}
-    given |= {"initial_states": initial_states, "seq_idx": seq_idx, "cu_seqlens": cu_seqlens}
-    tensors = {name: tensor for name, tensor in given.items() if tensor is not None}
+    tensors = {"x": x, "dt": dt, "A": A, "B": B, "C": C}
+    tensors |= _present(D=D, z=z, dt_bias=dt_bias)
+    tensors |= _present(initial_states=initial_states, seq_idx=seq_idx, cu_seqlens=cu_seqlens)
     y, states = calls.mamba_chunk_scan_combined(
         tensors, dt_softplus=bool(dt_softplus), dt_limit=dt_limit, kernel=kernel, workspace=workspace
     )
@@ -165,14 +164,66 @@ def mamba_chunk_scan_combined(
     return results[0] if len(results) == 1 else tuple(results)
 
 
+def selective_scan_fn(
+    u: Tensor,
+    delta: Tensor,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    D: Tensor | None = None,
+    z: Tensor | None = None,
+    delta_bias: Tensor | None = None,
+    delta_softplus: bool = False,
+    return_last_state: bool = False,
+    *,
+    kernel: str | None = None,
+    workspace: Tensor | None = None,
+) -> Any:
+    """Scan prompts of Mamba-1.
+
+    A scan reads the channels of a token side by side: arguments whose dim is contiguous are used where they lie, those
+    whose seqlen is are copied, and the result's dim is contiguous.
+
+    Args:
+        u: (batch, dim, seqlen), f32, bf16 or f16: the dtype of z, B, C and the result as well.
+        delta: (batch, dim, seqlen), of u's dtype or f32.
+        A: (dim, dstate).
+        B: (batch, dstate, seqlen) or (batch, ngroups, dstate, seqlen), ngroups dividing dim.
+        C: as B.
+        D: (dim,), or None.
+        z: as u, the gate, or None.
+        delta_bias: (dim,), or None.
+        delta_softplus: apply softplus to delta + delta_bias.
+        return_last_state: also return the states behind the last tokens, f32 (batch, dim, dstate).
+        kernel, workspace: as for `selective_state_update`.
+
+    Returns:
+        The result of u's shape and dtype, alone or in a tuple with the states.
+
+    Raises:
+        WrongShape, InvalidProblem, NoKernel, DeviceError: as for `selective_state_update`.
+        Unsupported: a gradient; a B or C that is the same for all tokens.
+    """
+    tensors = {"u": u, "delta": delta, "A": A, "B": B, "C": C} | _present(D=D, z=z, delta_bias=delta_bias)
+    y, states = calls.selective_scan(tensors, delta_softplus=bool(delta_softplus), kernel=kernel, workspace=workspace)
+    return (y, states) if return_last_state else y
+
+
+def _present(**tensors: Tensor | None) -> dict[str, Tensor]:
+    return {name: tensor for name, tensor in tensors.items() if tensor is not None}
+
+
 class Torch:
     """PyTorch as `pyharness.drop_in` wants a framework."""
 
-    def described(self, tensor: Tensor) -> Array:
+    def dtype(self, tensor: Tensor) -> str:
         name = _NAMES.get(tensor.dtype)
         if name is None:
             raise InvalidProblem(f"wanted tensors of {', '.join(_DTYPES)}, found one of {tensor.dtype}: convert it")
-        return described(tensor.data_ptr(), tuple(tensor.shape), tensor.stride(), name)
+        return name
+
+    def described(self, tensor: Tensor) -> Array:
+        return described(tensor.data_ptr(), tuple(tensor.shape), tensor.stride(), self.dtype(tensor))
 
     def signature(self, tensor: Tensor) -> Hashable:
         return tensor.shape, tensor.stride(), tensor.dtype

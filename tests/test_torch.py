@@ -44,6 +44,9 @@ class HostArrays:
     def described(self, tensor: Array) -> Array:
         return tensor
 
+    def dtype(self, tensor: Array) -> str:
+        return next((name for name, kind in DTYPES.items() if kind == tensor.dtype), str(tensor.dtype))
+
     def signature(self, tensor: Array) -> Any:
         return tensor.shape, tensor.strides, tensor.dtype.str, tensor.dtype.name
 
@@ -327,6 +330,53 @@ def test_what_strides_cannot_say_is_copied_and_nothing_else(calls: DropIn, host:
     assert host.copies == ["f32"] * 2
 
 
+@pytest.mark.parametrize("grouped", [False, True])
+@pytest.mark.parametrize("batch", [1, 2])
+def test_a_prompt_of_mamba_1_is_the_packages(calls: DropIn, host: HostArrays, batch: int, grouped: bool) -> None:
+    rng = np.random.default_rng(4)
+    dim, tokens, n, groups = 64, 21, 16, 2 if grouped else 1
+
+    def drawn(*shape: int) -> Array:
+        return rng.standard_normal(shape).astype(np.float32)
+
+    def channels_last(*shape: int) -> Array:
+        return drawn(shape[0], shape[-1], *shape[1:-1]).transpose(0, *range(2, len(shape)), 1)
+
+    tensors = {
+        "u": channels_last(batch, dim, tokens),
+        "delta": drawn(batch, dim, tokens),
+        "A": -np.exp(drawn(dim, n)),
+        "B": channels_last(batch, groups, n, tokens),
+        "C": channels_last(batch, groups, n, tokens),
+        "D": drawn(dim),
+        "z": channels_last(batch, dim, tokens),
+        "delta_bias": drawn(dim),
+    }
+    state = np.zeros((batch, 1, dim, n))
+    wanted = np.empty((batch, dim, tokens))
+    for i in range(tokens):
+        step = {
+            "x": tensors["u"][:, :, i].reshape(batch, groups, -1),
+            "dt": tensors["delta"][:, :, i].reshape(batch, groups, -1),
+            "A": tensors["A"].reshape(groups, -1, n),
+            "B": tensors["B"][..., i],
+            "C": tensors["C"][..., i],
+            "D": tensors["D"].reshape(groups, -1),
+            "z": tensors["z"][:, :, i].reshape(batch, groups, -1),
+            "dt_bias": tensors["delta_bias"].reshape(groups, -1),
+            "state": state.reshape(batch, groups, -1, n),
+        }
+        y, state = plain_update(step, True)
+        wanted[:, :, i] = y.reshape(batch, dim)
+    if not grouped:
+        tensors |= {name: tensors[name][:, 0] for name in ("B", "C")}
+    found, final = calls.selective_scan(tensors, delta_softplus=True, kernel=RECURRENT, workspace=None)
+    assert error(found, wanted) < F32
+    assert error(final, state.reshape(batch, dim, n)) < F32
+    # Of all that has tokens, delta alone came with them side by side.
+    assert host.copies == ["f32"]
+
+
 def test_d_expanded_over_rows_is_one_value_a_head(calls: DropIn) -> None:
     tensors = prompt(1)
     wanted, _ = chunk_scan(calls, tensors)
@@ -344,20 +394,29 @@ def test_d_expanded_over_rows_is_one_value_a_head(calls: DropIn) -> None:
 def test_a_wrong_shape_of_a_decode_argument_is_refused_by_name(calls: DropIn, name: str) -> None:
     """One row, head or index too few: mamba-ssm asserts, and `except AssertionError` works here too."""
     tensors = decode(3) | {"state_batch_indices": np.arange(3, dtype=np.int32)}
-    tensors[name] = tensors[name][..., :-1]
-    with pytest.raises(AssertionError, match="selective_state_update: ") as caught:
-        update(calls, tensors)
-    assert isinstance(caught.value, InvalidProblem)
     before = tensors["state"].copy()
+    for wrong in (tensors[name][..., :-1], tensors[name][None, None], np.zeros((), tensors[name].dtype)):
+        with pytest.raises(AssertionError, match="selective_state_update: ") as caught:
+            update(calls, tensors | {name: wrong})
+        assert isinstance(caught.value, InvalidProblem)
     np.testing.assert_array_equal(tensors["state"], before)
 
 
 @pytest.mark.parametrize("name", ["x", "dt", "A", "B", "C", "D", "z", "dt_bias", "initial_states"])
 def test_a_wrong_shape_of_a_prompt_is_refused_by_name(calls: DropIn, name: str) -> None:
     tensors = prompt(2) | {"initial_states": np.zeros((2, 4, 8, 16), np.float32)}
-    tensors[name] = tensors[name][..., :-1]
-    with pytest.raises(WrongShape, match="mamba_chunk_scan_combined: "):
-        chunk_scan(calls, tensors)
+    for wrong in (tensors[name][..., :-1], tensors[name][None, None]):
+        with pytest.raises(WrongShape, match="mamba_chunk_scan_combined: "):
+            chunk_scan(calls, tensors | {name: wrong})
+
+
+@pytest.mark.parametrize("name", ["u", "delta", "A", "B", "C", "D", "z", "delta_bias"])
+def test_a_wrong_shape_of_a_prompt_of_mamba_1_is_refused_by_name(calls: DropIn, name: str) -> None:
+    tensors = {"u": (2, 8, 5), "delta": (2, 8, 5), "A": (8, 16), "B": (2, 16, 5), "C": (2, 16, 5), "D": (8,)}
+    arrays = {n: np.zeros(shape, np.float32) for n, shape in (tensors | {"z": (2, 8, 5), "delta_bias": (8,)}).items()}
+    arrays[name] = arrays[name][..., :-1]
+    with pytest.raises(WrongShape, match="selective_scan_fn: "):
+        calls.selective_scan(arrays, delta_softplus=True, kernel=RECURRENT, workspace=None)
 
 
 @pytest.mark.parametrize(
