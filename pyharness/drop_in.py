@@ -11,6 +11,7 @@ touches no memory outside the arrays.
 from __future__ import annotations
 
 import struct
+from collections import Counter
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -531,8 +532,8 @@ class DropIn:
         self._open = open_gpu
         self._gpus: dict[int, Launcher] = {}
         self._ready: dict[Hashable, _Ready] = {}
-        #: Id of the kernel that the last call launched.
-        self.last_kernel = ""
+        #: Calls by the id of the kernel that they launched.
+        self.launched: Counter[str] = Counter()
 
     def launcher(self, ordinal: int) -> Launcher:
         """A GPU, opened once."""
@@ -685,8 +686,8 @@ class DropIn:
         struct.pack_into(
             f"<{len(POINTERS)}Q", arguments, 0, *(framework.address(held[n]) if n else 0 for n in ready.pointers)
         )
-        self.last_kernel = ready.kernel.spec.id
         ready.kernel.launch(ready.plan, arguments, place.stream)
+        self.launched[ready.kernel.spec.id] += 1
 
     def _prepare(
         self,

@@ -203,7 +203,7 @@ def test_a_decode_step_is_the_packages(
     assert error(tensors["state"][:batch], states) < F32
     np.testing.assert_array_equal(tensors["state"][batch:], untouched)
     assert host.copies == []
-    assert calls.last_kernel == UPDATE
+    assert calls.launched == {UPDATE: 1}
 
 
 def test_slots_are_those_of_the_indices_and_a_negative_one_is_padding(calls: DropIn, host: HostArrays) -> None:
