@@ -9,6 +9,7 @@ decodes tokens that are given to it, once with every scan:
     triton   mamba-ssm's Triton kernels, where they are installed (of FalconMamba's prompt PyTorch's, as that scan is
              compiled there)
     ours     pyharness.torch
+    none     scans that remember nothing, B being zero: how much of the logits hangs on the states at all
 
 In f32 logits of ours must be those of torch to 1e-4 in relative norm; in bf16 no further from them than triton's are,
 by a tenth. Needs an NVIDIA GPU, torch and transformers.
@@ -40,6 +41,8 @@ DEVICE = "cuda"
 F32_TOLERANCE = 1e-4
 #: How far ours may be from f32 in bf16, as a multiple of what triton's are.
 BF16_FACTOR = 1.1
+#: How far logits must be from those of scans that remember nothing, or the comparison says nothing.
+LEAST_SHARE = 10 * F32_TOLERANCE
 
 
 @dataclass(frozen=True)
@@ -133,6 +136,17 @@ def adapted(function: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
+def forgetful(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A scan whose B is zero: of y there is D x alone."""
+
+    def call(*arguments: Any, **options: Any) -> Any:
+        given = inspect.signature(function).bind(*arguments, **options)
+        given.arguments["B"] = torch.zeros_like(given.arguments["B"])
+        return function(*given.args, **given.kwargs)
+
+    return call
+
+
 def scan_functions(model: Model, scan: str) -> dict[str, Callable[..., Any]]:
     """The scans of a model by their names in its module.
 
@@ -142,6 +156,8 @@ def scan_functions(model: Model, scan: str) -> dict[str, Callable[..., Any]]:
     own = {name: inspect.unwrap(getattr(model.modeling, name)) for name in model.scans.values()}
     if scan == "torch":
         return {name: adapted(function) for name, function in own.items()}
+    if scan == "none":
+        return {name: forgetful(function) for name, function in own.items()}
     if scan == "ours":
         return {name: adapted(getattr(ours, called)) for called, name in model.scans.items()}
     modules = {"selective_state_update": "selective_state_update", "mamba_chunk_scan_combined": "ssd_combined"}
@@ -212,7 +228,7 @@ def compare(name: str, model: Model, prompt: int, steps: int) -> list[dict[str, 
         if dtype == "f32":
             # The same weights: those that bf16 has.
             network.float()
-        for scan in ("triton", "ours", "torch") if dtype == "f32" else ("triton", "ours"):
+        for scan in ("triton", "ours", "torch", "none") if dtype == "f32" else ("triton", "ours"):
             try:
                 before = Counter(ours.calls.launched)
                 with scanning(model, scan):
@@ -240,6 +256,9 @@ def verdicts(rows: list[dict[str, Any]]) -> list[str]:
     by = {(row["dtype"], row["scan"]): row for row in rows}
     wrong = [f"{r['model']} {r['dtype']} ours: {r['failed']}" for r in rows if r["scan"] == "ours" and "failed" in r]
     for stage in ("prefill", "decode"):
+        without = by.get(("f32", "none"), {}).get(stage, 0.0)
+        if not without > LEAST_SHARE:
+            wrong.append(f"{rows[0]['model']} {stage}: {without:.1e} from PyTorch's logits without states: too near")
         mine = by.get(("f32", "ours"), {}).get(stage)
         if mine is not None and not mine < F32_TOLERANCE:
             wrong.append(f"{rows[0]['model']} f32 {stage}: {mine:.1e} from PyTorch's logits, wanted {F32_TOLERANCE:g}")
