@@ -91,6 +91,7 @@ _FIELDS = {
 _FLOATS = ("f32", "bf16", "f16")
 _NO_LIMIT = (0.0, float("inf"))
 _ALIGNMENT = 16
+_POINTERS = struct.Struct(f"<{len(POINTERS)}Q")
 #: Of tensors that are converted before a kernel sees them.
 _DTYPES = ARRAY_DTYPES | {"i64": np.dtype(np.int64), "f64": np.dtype(np.float64)}
 
@@ -108,7 +109,7 @@ class Framework(Protocol):
             InvalidProblem: it has none here.
         """
 
-    def signature(self, tensor: Tensor) -> Hashable:
+    def signature(self, tensor: Tensor) -> tuple[Hashable, ...]:
         """Shape, strides and dtype."""
 
     def address(self, tensor: Tensor) -> int:
@@ -506,13 +507,14 @@ class _Ready:
     """A call but for its addresses.
 
     Attributes:
-        kernel, plan: what is launched.
+        kernel, id, plan: what is launched.
         arguments: ScanArgs with other addresses.
         pointers: the tensor behind each pointer of ScanArgs, "" where there is none.
         conversions: arguments of which a part is copied first, and to which dtype.
     """
 
     kernel: LoadedKernel
+    id: str
     plan: Plan
     arguments: bytes
     pointers: tuple[str, ...]
@@ -665,13 +667,17 @@ class DropIn:
     ) -> None:
         """Launch a call over tensors that were given (conversions replace them) and made for it."""
         framework = self._framework
-        key: Hashable = (
-            options,
-            kernel,
-            place.ordinal,
-            *((n, framework.signature(t), framework.address(t) % _ALIGNMENT) for n, t in tensors.items()),
-            *((n, framework.signature(t), framework.address(t) % _ALIGNMENT) for n, t in made.items()),
-        )
+        address = framework.address
+        addresses: dict[str, int] = {}
+        seen: list[Hashable] = [options, kernel, place.ordinal]
+        for name, tensor in tensors.items():
+            at = addresses[_FIELDS.get(name, name)] = address(tensor)
+            seen += (name, *framework.signature(tensor), at % _ALIGNMENT)
+        for name, tensor in made.items():
+            # Their shapes follow from the others'.
+            at = addresses[name] = address(tensor)
+            seen += (name, at % _ALIGNMENT)
+        key = tuple(seen)
         ready = self._ready.get(key)
         if ready is None:
             # Converts what has to be on the way.
@@ -679,15 +685,16 @@ class DropIn:
         else:
             for name, (dtype, index) in ready.conversions.items():
                 tensors[name] = framework.converted(tensors[name][index], dtype)
-        held = {_FIELDS.get(name, name): tensor for name, tensor in tensors.items()} | dict(made)
+        for name in ready.conversions:
+            addresses[_FIELDS.get(name, name)] = address(tensors[name])
         if ready.plan.workspace_bytes:
-            held["workspace"] = self._workspace(workspace, ready.plan.workspace_bytes, place)
+            # Held until the launch is queued: what the stream does later does not get the memory before.
+            space = self._workspace(workspace, ready.plan.workspace_bytes, place)
+            addresses["workspace"] = address(space)
         arguments = bytearray(ready.arguments)
-        struct.pack_into(
-            f"<{len(POINTERS)}Q", arguments, 0, *(framework.address(held[n]) if n else 0 for n in ready.pointers)
-        )
+        _POINTERS.pack_into(arguments, 0, *(addresses[name] if name else 0 for name in ready.pointers))
         ready.kernel.launch(ready.plan, arguments, place.stream)
-        self.launched[ready.kernel.spec.id] += 1
+        self.launched[ready.id] += 1
 
     def _prepare(
         self,
@@ -717,7 +724,7 @@ class DropIn:
         binding = bind(found, plan, Outputs(y, found.state, None))
         addresses = {buffer.name: int(buffer.array.ctypes.data) for buffer in binding.buffers}
         pointers = tuple(name if name in addresses else "" for name in POINTERS)
-        return _Ready(loaded, plan, binding.pack(addresses), pointers, conversions)
+        return _Ready(loaded, spec.id, plan, binding.pack(addresses), pointers, conversions)
 
     def _load(self, gpu: Launcher, spec: KernelSpec, place: Place) -> LoadedKernel:
         if place.capturing:

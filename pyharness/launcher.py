@@ -22,6 +22,8 @@ _MAX_DYNAMIC_SHARED = 8
 _STATIC_SHARED = 1
 #: CU_LAUNCH_PARAM_BUFFER_POINTER, _SIZE and _END.
 _BUFFER_POINTER, _BUFFER_SIZE, _END = 1, 2, None
+_Arguments = ctypes.c_char * SCAN_ARGS.itemsize
+_Extra = ctypes.c_void_p * 5
 
 
 class Launcher:
@@ -58,6 +60,8 @@ class Launcher:
         self.shared_limit = self._attribute(_SHARED_OPTIN, device)
         self._context = ctypes.c_void_p()
         self.call("cuDevicePrimaryCtxRetain", ctypes.byref(self._context), device)
+        #: Where a pop writes what nobody looks at.
+        self._popped = ctypes.byref(ctypes.c_void_p())
         self._kernels: dict[str, LoadedKernel] = {}
 
     def _attribute(self, attribute: int, device: ctypes.c_int) -> int:
@@ -84,7 +88,7 @@ class Launcher:
         try:
             yield
         finally:
-            self.call("cuCtxPopCurrent_v2", ctypes.byref(ctypes.c_void_p()))
+            self.call("cuCtxPopCurrent_v2", self._popped)
 
     def loaded(self, spec: KernelSpec) -> LoadedKernel | None:
         """A kernel that was loaded before."""
@@ -149,27 +153,18 @@ class LoadedKernel:
         if len(arguments) != SCAN_ARGS.itemsize:
             raise DeviceError(f"{self.spec.id} takes {SCAN_ARGS.itemsize} bytes of arguments, found {len(arguments)}")
         # The driver copies the arguments during the call.
-        held = (ctypes.c_char * len(arguments)).from_buffer_copy(arguments)
-        extra = (ctypes.c_void_p * 5)(
-            _BUFFER_POINTER, ctypes.addressof(held), _BUFFER_SIZE, ctypes.addressof(self._size), _END
-        )
+        held = _Arguments.from_buffer_copy(arguments)
+        extra = _Extra(_BUFFER_POINTER, ctypes.addressof(held), _BUFFER_SIZE, ctypes.addressof(self._size), _END)
+        on = ctypes.c_void_p(stream)
         with self._launcher.current():
             for launch in plan.launches:
+                shared = launch.shared_bytes
+                if shared > self._dynamic_limit.get(launch.entry, 0):
+                    self._allow_shared(launch)
                 function = self._functions[launch.entry]
-                self._allow_shared(launch)
-                self._launcher.call(
-                    "cuLaunchKernel",
-                    function,
-                    *launch.grid,
-                    *launch.block,
-                    launch.shared_bytes,
-                    ctypes.c_void_p(stream),
-                    None,
-                    extra,
-                )
+                self._launcher.call("cuLaunchKernel", function, *launch.grid, *launch.block, shared, on, None, extra)
 
     def _allow_shared(self, launch: Launch) -> None:
-        if launch.shared_bytes > self._dynamic_limit.get(launch.entry, 0):
-            function = self._functions[launch.entry]
-            self._launcher.call("cuFuncSetAttribute", function, _MAX_DYNAMIC_SHARED, launch.shared_bytes)
-            self._dynamic_limit[launch.entry] = launch.shared_bytes
+        function = self._functions[launch.entry]
+        self._launcher.call("cuFuncSetAttribute", function, _MAX_DYNAMIC_SHARED, launch.shared_bytes)
+        self._dynamic_limit[launch.entry] = launch.shared_bytes

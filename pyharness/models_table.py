@@ -21,9 +21,9 @@ def rows(document: Mapping[str, Any]) -> list[dict[str, Any]]:
     layers = document["layers"]
     found = []
     for name, point in document["points"].items():
-        parts = {row["part"]: row["us"] for row in document["rows"] if row["point"] == name and "part" in row}
+        parts = {row["part"]: row["us"] for row in document["timings"] if row["point"] == name and "part" in row}
         others = sum(layers.get(part, 1) * us for part, us in parts.items())
-        for row in document["rows"]:
+        for row in document["timings"]:
             if row["point"] != name or "scan" not in row or "failed" in row:
                 continue
             total = others + layers[_MAMBA] * row["us"]
@@ -73,6 +73,6 @@ def table(document: Mapping[str, Any]) -> str:
             f"{row['tokens_per_second']:.0f}",
         )
         lines.append("| " + " | ".join(cells) + " |")
-    missing = [f"{r['point']}, {r['scan']}: {r['failed']}" for r in document["rows"] if "failed" in r]
+    missing = [f"{r['point']}, {r['scan']}: {r['failed']}" for r in document["timings"] if "failed" in r]
     notes = [textwrap.fill(f"Not run: {'; '.join(missing)}", _WIDTH)] if missing else []
     return "\n\n".join([textwrap.fill(prose, _WIDTH, break_on_hyphens=False), "\n".join(lines), *notes])

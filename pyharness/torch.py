@@ -225,11 +225,12 @@ class Torch:
     def described(self, tensor: Tensor) -> Array:
         return described(tensor.data_ptr(), tuple(tensor.shape), tensor.stride(), self.dtype(tensor))
 
-    def signature(self, tensor: Tensor) -> Hashable:
+    def signature(self, tensor: Tensor) -> tuple[Hashable, ...]:
         return tensor.shape, tensor.stride(), tensor.dtype
 
     def address(self, tensor: Tensor) -> int:
-        return int(tensor.data_ptr())
+        address: int = tensor.data_ptr()
+        return address
 
     def place(self, tensors: Mapping[str, Tensor]) -> Place:
         graded = torch.is_grad_enabled()
