@@ -24,8 +24,7 @@ import importlib
 import json
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -34,7 +33,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import torch
-from transformers_models import MODELS, NANO, adapted
+from transformers_models import MODELS, NANO, adapted, scanning
 
 import pyharness.torch as ours
 from pyharness import gpus, toolchain
@@ -54,6 +53,7 @@ COLD_BYTES = 192 * 2**20
 ROUNDS, REPLAYS = 5, 20
 #: The chunk with which Triton's scan is fastest at these sizes.
 TRITON_CHUNK = 256
+NEMOTRON = MODELS["nemotron_h"]
 PADDED = RecurrentSpec(d_state=NANO["ssm_state_size"], layout="padded", io="bf16").id
 SCANS = ("padded", "triton", "ours")
 DEVICE = "cuda"
@@ -106,22 +106,8 @@ def scans(scan: str) -> dict[str, Callable[..., Any]]:
                 (ours.selective_state_update, ours.mamba_chunk_scan_combined), kernels, strict=True
             )
         )
-    names = MODELS["nemotron_h"].scans
+    names = NEMOTRON.scans
     return {names["selective_state_update"]: update, names["mamba_chunk_scan_combined"]: chunks}
-
-
-@contextmanager
-def scanning(functions: dict[str, Callable[..., Any]]) -> Iterator[None]:
-    """transformers' layers with some scans."""
-    module = MODELS["nemotron_h"].modeling
-    before = {name: getattr(module, name) for name in functions}
-    for name, function in functions.items():
-        setattr(module, name, function)
-    try:
-        yield
-    finally:
-        for name, function in before.items():
-            setattr(module, name, function)
 
 
 class Stack:
@@ -137,7 +123,7 @@ class Stack:
         torch.set_default_dtype(torch.bfloat16)
         try:
             with torch.device(DEVICE):
-                network = MODELS["nemotron_h"].modeling.NemotronHForCausalLM(self.config).eval()
+                network = NEMOTRON.modeling.NemotronHForCausalLM(self.config).eval()
         finally:
             torch.set_default_dtype(torch.float32)
         self.network = network
@@ -186,7 +172,7 @@ def scan_alone(stack: Stack, functions: dict[str, Callable[..., Any]], sequences
         return call
 
     layers = stack.calls("linear_attention", sequences, tokens)
-    with scanning({name: keeping(function) for name, function in functions.items()}):
+    with scanning(NEMOTRON, {name: keeping(function) for name, function in functions.items()}):
         layers[0]()
     function, arguments, options = kept[-1]
     tensors = [value for value in (*arguments, *options.values()) if isinstance(value, torch.Tensor)]
@@ -208,15 +194,26 @@ def scan_alone(stack: Stack, functions: dict[str, Callable[..., Any]], sequences
     return timed(calls)
 
 
+def experts(stack: Stack, sequences: int, tokens: int) -> tuple[float, str]:
+    """Microseconds of a layer of experts, and by which of transformers' ways: the faster one where both will do."""
+    found = []
+    # The other one gathers the weights of each token's experts: of many tokens there is no room for them.
+    for implementation in ("grouped_mm", "batched_mm") if tokens == 1 else ("grouped_mm",):
+        stack.config._experts_implementation = implementation
+        found.append((timed(stack.calls("moe", sequences, tokens)), implementation))
+    return min(found)
+
+
 @torch.inference_mode()
 def measure() -> dict[str, Any]:
     """The document of models.json."""
     stack = Stack()
     stack_rows: list[dict[str, Any]] = []
     for point, (sequences, tokens) in POINTS.items():
-        for kind in ("moe", "full_attention"):
-            us = timed(stack.calls(kind, sequences, tokens))
-            stack_rows.append({"point": point, "part": kind, "us": us})
+        us, implementation = experts(stack, sequences, tokens)
+        stack_rows.append({"point": point, "part": "moe", "us": us, "implementation": implementation})
+        us = timed(stack.calls("full_attention", sequences, tokens))
+        stack_rows.append({"point": point, "part": "full_attention", "us": us})
         stack_rows.append({"point": point, "part": "head", "us": timed([stack.head(sequences)])})
         for scan in SCANS:
             row: dict[str, Any] = {"point": point, "scan": scan}
@@ -224,7 +221,7 @@ def measure() -> dict[str, Any]:
                 functions = scans(scan)
                 before = Counter(ours.calls.launched)
                 row["scan_us"] = scan_alone(stack, functions, sequences, tokens)
-                with scanning(functions):
+                with scanning(NEMOTRON, functions):
                     row["us"] = timed(stack.calls("linear_attention", sequences, tokens))
                 # The prompt that fills a decode step's cache launches another kernel, less often.
                 launched = (ours.calls.launched - before).most_common(1)

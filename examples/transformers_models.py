@@ -18,6 +18,7 @@ by a tenth. Needs an NVIDIA GPU, torch and transformers.
 from __future__ import annotations
 
 import argparse
+import functools
 import importlib
 import inspect
 import json
@@ -147,8 +148,8 @@ def forgetful(function: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-def scan_functions(model: Model, scan: str) -> dict[str, Callable[..., Any]]:
-    """The scans of a model by their names in its module.
+def scan_functions(model: Model, scan: str, kernel: str | None = None) -> dict[str, Callable[..., Any]]:
+    """The scans of a model by their names in its module; `kernel` is for ours of prompts of Mamba-2.
 
     Raises:
         DeviceError: mamba-ssm is not installed.
@@ -159,7 +160,9 @@ def scan_functions(model: Model, scan: str) -> dict[str, Callable[..., Any]]:
     if scan == "none":
         return {name: forgetful(function) for name, function in own.items()}
     if scan == "ours":
-        return {name: adapted(getattr(ours, called)) for called, name in model.scans.items()}
+        mine = {name: adapted(getattr(ours, called)) for called, name in model.scans.items()}
+        chunked = model.scans.get("mamba_chunk_scan_combined")
+        return mine | ({chunked: functools.partial(mine[chunked], kernel=kernel)} if chunked else {})
     modules = {"selective_state_update": "selective_state_update", "mamba_chunk_scan_combined": "ssd_combined"}
     theirs = {
         name: getattr(mamba_module(modules[called]), called)
@@ -170,10 +173,9 @@ def scan_functions(model: Model, scan: str) -> dict[str, Callable[..., Any]]:
 
 
 @contextmanager
-def scanning(model: Model, scan: str) -> Iterator[None]:
-    """The model's layers with some scan."""
+def scanning(model: Model, functions: Mapping[str, Callable[..., Any]]) -> Iterator[None]:
+    """The model's layers with some scans, by their names in its module."""
     module = model.modeling
-    functions = scan_functions(model, scan)
     before = {name: getattr(module, name) for name in functions}
     for name, function in functions.items():
         setattr(module, name, function)
@@ -216,7 +218,7 @@ def distance(found: torch.Tensor, wanted: torch.Tensor) -> float:
     return float((found.double() - wanted.double()).norm() / wanted.double().norm())
 
 
-def compare(name: str, model: Model, prompt: int, steps: int) -> list[dict[str, Any]]:
+def compare(name: str, model: Model, prompt: int, steps: int, kernel: str | None) -> list[dict[str, Any]]:
     """A row a dtype and scan: how far its logits are from PyTorch's in f32."""
     network = build(model, torch.bfloat16)
     generator = torch.Generator(DEVICE).manual_seed(1)
@@ -228,10 +230,11 @@ def compare(name: str, model: Model, prompt: int, steps: int) -> list[dict[str, 
         if dtype == "f32":
             # The same weights: those that bf16 has.
             network.float()
-        for scan in ("triton", "ours", "torch", "none") if dtype == "f32" else ("triton", "ours"):
+        # triton's of f32 multiply in tf32: nothing to compare with.
+        for scan in ("ours", "torch", "none") if dtype == "f32" else ("triton", "ours"):
             try:
                 before = Counter(ours.calls.launched)
-                with scanning(model, scan):
+                with scanning(model, scan_functions(model, scan, kernel)):
                     found[dtype, scan] = logits(network, tokens, prompt)
                 kernels[dtype, scan] = sorted(ours.calls.launched - before)
             except (SsmError, ImportError) as error:
@@ -273,18 +276,19 @@ def main() -> int:
     parser.add_argument("--models", nargs="+", choices=list(MODELS), default=list(MODELS))
     parser.add_argument("--prompt", type=int, default=300, help="tokens of the prompt")
     parser.add_argument("--steps", type=int, default=64, help="tokens that are decoded")
+    parser.add_argument("--kernel", help="of prompts of Mamba-2: a family or an id, in place of what selection picks")
     parser.add_argument("--json", type=Path, help="also write the rows here")
     options = parser.parse_args()
     rows, wrong = [], []
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}; relative norm of logits less PyTorch's in f32")
     for name in options.models:
-        of_model = compare(name, MODELS[name], options.prompt, options.steps)
+        of_model = compare(name, MODELS[name], options.prompt, options.steps, options.kernel)
         rows += of_model
         wrong += verdicts(of_model)
         print(f"{name} ({MODELS[name].like}), {options.prompt} tokens of prompt, {options.steps} decoded")
         for row in of_model:
             figures = row.get("failed") or f"prefill {row['prefill']:.2e}  decode {row['decode']:.2e}"
-            print(f"  {row['dtype']:4}  {row['scan']:6}  {figures}  {' '.join(row.get('kernels', ()))}")
+            print(f"  {row['dtype']:4}  {row['scan']:6}  {figures}  {' '.join(row.get('kernels', ()))}", flush=True)
         torch.cuda.empty_cache()
     if options.json:
         options.json.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")

@@ -132,7 +132,7 @@ def both(ours: Any, theirs: Any, name: str, arguments: dict[str, Any], **options
 
 @EVERY_DTYPE
 @pytest.mark.parametrize("batch", [1, 16, 128])
-@pytest.mark.parametrize("without", [(), ("z", "D"), ("state_batch_indices",)])
+@pytest.mark.parametrize("without", [(), ("z",), ("state_batch_indices",)])
 def test_a_decode_step_is_theirs(ours: Any, theirs: Any, batch: int, dtype: Any, without: tuple[str, ...]) -> None:
     arguments = {name: value for name, value in decode(batch, dtype).items() if name not in without}
     (y, state), (wanted, wanted_state) = both(ours, theirs, "selective_state_update", arguments)
@@ -228,7 +228,8 @@ def test_a_wrong_shape_is_refused_where_they_refuse_it(ours: Any, theirs: Any, n
 @pytest.mark.parametrize("name", ["x", "dt", "A", "B", "C", "D"])
 def test_a_wrong_shape_of_a_prompt_is_refused_where_they_refuse_it(ours: Any, theirs: Any, name: str) -> None:
     arguments = prompt(2, 64, torch.bfloat16)
-    arguments[name] = arguments[name][..., :-1]
+    # x without its last head: any headdim would do.
+    arguments[name] = arguments[name][:, :, :-1] if name == "x" else arguments[name][..., :-1]
     for package in (theirs, ours):
         with pytest.raises(AssertionError):
             package.mamba_chunk_scan_combined(**arguments)
