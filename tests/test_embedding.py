@@ -415,6 +415,15 @@ def test_ssmvet_proves_every_image_and_its_file_is_merged(vetted: Path, tmp_path
     where.write_text(json.dumps(kept))
     merge.merge(vetted, tmp_path)
     assert set(json.loads(where.read_text())["images"]) == {*document["images"], "other"}
+    # A proof of more cases stays; what it gains is the time.
+    sha256, proof = next(iter(kept["images"].items()))
+    kept["images"][sha256] = proof | {"cases": 1000, "by": "another"}
+    where.write_text(json.dumps(kept))
+    document["images"][sha256]["microseconds"] = {"decode_16x1": 20.5}
+    (tmp_path / "timed.json").write_text(json.dumps(document))
+    merge.merge(tmp_path / "timed.json", tmp_path)
+    merged = json.loads(where.read_text())["images"][sha256]
+    assert (merged["cases"], merged["by"], merged["microseconds"]) == (1000, "another", {"decode_16x1": 20.5})
 
 
 @pytest.mark.parametrize(
@@ -428,9 +437,13 @@ def test_ssmvet_proves_every_image_and_its_file_is_merged(vetted: Path, tmp_path
             lambda d: next(iter(d["images"].values())).update(kernel="recurrent_other"),
             "is not an image of the manifest",
         ),
+        (
+            lambda d: next(iter(d["images"].values())).update(microseconds={"decode_16x1": 0}),
+            "microseconds by point, above 0, were wanted",
+        ),
         (lambda d: d["images"].update({"0" * 64: next(iter(d["images"].values()))}), "found a proof of 0000"),
     ],
-    ids=["empty", "no device", "wrong", "malformed", "unknown kernel", "other bytes"],
+    ids=["empty", "no device", "wrong", "malformed", "unknown kernel", "no time", "other bytes"],
 )
 def test_a_file_that_proves_nothing_is_not_merged(vetted: Path, damage: Any, message: str, tmp_path: Path) -> None:
     document = json.loads(vetted.read_text())
