@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pyharness import grades, manifest, toolchain
+from pyharness import grades, manifest, package, toolchain
 from pyharness.errors import ImageError
 from pyharness.report import device_slug
 
@@ -47,11 +47,15 @@ def _check_image(sha256: str, image: Any, rows: dict[str, manifest.Row], name: s
     row = rows.get(image["kernel"])
     if row is None or image["target"] not in row.targets:
         raise ImageError(f"{name}: {image['kernel']} for {image['target']} is not an image of the manifest")
-    if row.targets[image["target"]].sha256 != sha256:
+    # The manifest has the images of the first lane; of those of another it has the source that they were made from.
+    if image.get("lane", package.first_lane()) == package.first_lane():
+        what, wanted, found = "image", row.targets[image["target"]].sha256, sha256
+    else:
+        what, wanted, found = "source", row.source_sha256, str(image.get("source_sha256"))
+    if wanted != found:
         raise ImageError(
-            f"{name}: {image['kernel']} for {image['target']}: the image with sha256 "
-            f"{row.targets[image['target']].sha256} was wanted, found a proof of {sha256}: make it with the ssmvet "
-            f"of a current package"
+            f"{name}: {image['kernel']} for {image['target']}: the {what} with sha256 {wanted} was wanted, found a "
+            f"proof of {found}: make it with the ssmvet of a current package"
         )
 
 

@@ -189,8 +189,7 @@ def shipped(folder: Path, spec: KernelSpec, target: str) -> toolchain.Image:
         ImageError: it is another.
     """
     row = manifest.read(spec.id)
-    lane = f"cuda{row.compiler.split('.')[0]}"
-    data = (folder / package.image_path(lane, row, target)).read_bytes()
+    data = (folder / package.image_path(package.first_lane(), row, target)).read_bytes()
     manifest.check(row, target, data)
     image = row.targets[target]
     usage = {entry: toolchain.Usage(**values, spill_stores=0, spill_loads=0) for entry, values in image.usage.items()}

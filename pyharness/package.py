@@ -68,6 +68,11 @@ def lane_name(compiler: Compiler) -> str:
     return f"cuda{compiler.version.split('.')[0]}"
 
 
+def first_lane() -> str:
+    """The lane of the committed manifest's images."""
+    return f"cuda{toolchain.PINNED_VERSION.split('.')[0]}"
+
+
 @dataclass(frozen=True)
 class Lane:
     """The images of one CUDA major version.

@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -424,6 +425,23 @@ def test_ssmvet_proves_every_image_and_its_file_is_merged(vetted: Path, tmp_path
     merge.merge(tmp_path / "timed.json", tmp_path)
     merged = json.loads(where.read_text())["images"][sha256]
     assert (merged["cases"], merged["by"], merged["microseconds"]) == (1000, "another", {"decode_16x1": 20.5})
+
+
+def test_a_proof_of_another_lane_is_merged_by_its_source(vetted: Path, tmp_path: Path) -> None:
+    document = json.loads(vetted.read_text())
+    sha256, proof = next(iter(document["images"].items()))
+    assert (proof["lane"], proof["source_sha256"]) == ("cuda13", manifest.read(proof["kernel"]).source_sha256)
+    other = proof | {"lane": "cuda12"}
+    document["images"] = {"1" * 64: other}
+    (tmp_path / "card.json").write_text(json.dumps(document))
+    merge.merge(tmp_path / "card.json", tmp_path / "proofs")
+    row = manifest.read(proof["kernel"])
+    second = {"sm_90": replace(row.targets[proof["target"]], sha256="1" * 64)}
+    assert grades.stored(tmp_path / "proofs").grade(replace(row, targets=second), "sm_90").level == "device"
+    document["images"] = {"1" * 64: other | {"source_sha256": "0" * 64}}
+    (tmp_path / "card.json").write_text(json.dumps(document))
+    with pytest.raises(ImageError, match="the source with sha256 .* was wanted, found a proof of 0000"):
+        merge.merge(tmp_path / "card.json", tmp_path / "proofs")
 
 
 @pytest.mark.parametrize(
