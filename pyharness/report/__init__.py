@@ -80,12 +80,14 @@ class Stored:
         proofs: grades of images and sources.
         benches: by device, its documents by the name of their suite.
         vetted: the documents of proofs, by file name.
+        native: figures of calls from Go, a document a device.
     """
 
     rows: list[Row]
     proofs: grades.Proofs
     benches: dict[str, dict[str, dict[str, Any]]]
     vetted: dict[str, dict[str, Any]]
+    native: list[dict[str, Any]] = field(default_factory=list)
 
     def of(self, device: str) -> str:
         """What a title says of a device, where there are several."""
@@ -117,7 +119,8 @@ def read() -> Stored:
     if not benches:
         raise SsmError(f"figures were wanted in {_named(BENCH)}, found none: run invoke bench on a GPU")
     vetted = {path.name: _json(path) for path in sorted(grades.FOLDER.glob("*.json")) if path.name != grades.EMULATOR}
-    return Stored(manifest.read_all(), grades.stored(), benches, vetted)
+    native = [_json(path) for path in sorted(BENCH.glob("*/native.json"))]
+    return Stored(manifest.read_all(), grades.stored(), benches, vetted, native)
 
 
 def source_of(documents: Sequence[Mapping[str, Any]], when: Iterable[str] = ()) -> Source:
@@ -269,6 +272,20 @@ def _launches(stored: Stored) -> list[Section]:
     return sections
 
 
+def _native(stored: Stored) -> list[Section]:
+    sections = []
+    for document in stored.native:
+        device = document["device"]
+        section = Section(f"native-{device_slug(device)}", f"From Go{stored.of(device)}", "")
+        where = f"{device}, driver {document['driver']}, nvcc {document['compiler']}, {document['date']}"
+        file = f"generated/bench/{device_slug(device)}/native.json"
+        source = Source(where, (file,), "python -m pyharness.native time: binaries made elsewhere, data cold")
+        section.add(tables.native_times(document), source)
+        section.add(tables.native_benchmarks(document), source)
+        sections.append(section)
+    return [section for section in sections if section.items]
+
+
 def _history(stored: Stored) -> list[Section]:
     sections = []
     for device, documents in stored.benches.items():
@@ -297,6 +314,7 @@ def sections(stored: Stored) -> list[Section]:
         *times(stored),
         *_error_sections(stored),
         *_launches(stored),
+        *_native(stored),
         _proofs(stored),
         _resources(stored),
         _sizes(stored),
