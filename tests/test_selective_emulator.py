@@ -308,7 +308,7 @@ BREAKS = (
     ("missing tokens", "k >= n_tokens) break", "k > n_tokens) break", BROKEN),
     ("checkpoint", "if (slot >= 0 && slot < a.slots) {", "if (slot > 1000) {", BROKEN),
     ("slot of the final state", "at, state, write, i,", "at, state, a.write_slots[0], i,", BROKEN),
-    ("unused rows", "  clear_unused(a, w);\n}", "}", BROKEN),
+    ("unused rows", "  clear_unused(a, find_channels", "  (find_channels", BROKEN),
     ("the state's next warp", "left == kTurn ? own :", "left == kTurn ? turns[0] :", BROKEN),
     ("turns of all sequences", "taken += n_turns", "taken += 1", BROKEN),
     ("a turn that nobody takes", "wait_for_turn(a, warp, i);  // a", "wake_next(warp, i);  // a", BROKEN),
@@ -321,11 +321,15 @@ BREAKS = (
     ),
     ("slot of a step's final state", "write * a.state_stride", "0 * a.state_stride", BROKEN_DECODE),
     ("fresh step", "if (read >= 0 && column", "if (column", BROKEN_DECODE),
-    ("rows of a step", "offsetof(Step, C)", "offsetof(Step, B)", BROKEN_DECODE),
     ("token of a draw", "a, s, slot, t - q.begin, at", "a, s, slot, 0, at", BROKEN_DECODE),
     ("sequences of the next lists", "first += 32 * w.step", "first += 33 * w.step", BROKEN_DECODE),
-    ("longer sequences", "& ~ours", "& ours", BROKEN_DECODE),
-    ("D", "out = fmaf(constants.D, to_f32(token.x), out) *", "out = fmaf(constants.D, d, out) *", BROKEN_DECODE),
+    ("longer sequences", "& ~steps", "& steps", BROKEN_DECODE),
+    (
+        "D",
+        "fmaf(constants.D, to_f32(step.token.x), out)",
+        "fmaf(constants.D, to_f32(step.token.z), out)",
+        BROKEN_DECODE,
+    ),
 )
 
 

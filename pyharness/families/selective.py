@@ -30,8 +30,6 @@ MAX_PIECES = 16
 #: Most sequences that a decoding block serves.
 MAX_SEQUENCES = 64
 _ACCESS_BYTES = 16
-#: Sequences of a decoding block in shared memory: more do not make it faster.
-_MOST_AHEAD = 4
 #: Barriers of a block that have a number.
 _BARRIERS = 16
 
@@ -88,13 +86,13 @@ class SelectiveSpec(KernelSpec):
             self._default("warps", 1)
             self._default("sequences", 4)
         else:
-            # Two quads a lane, as many warps as take turns quad by quad.
-            self._default("lanes", max(1, whole // 2))
+            # A quad a lane: few registers, so that many warps take turns.
+            self._default("lanes", whole)
             self._default("chunk", 4)
             if self.lanes > 0:
                 self._default("warps", min(8, max(1, _BARRIERS // self.quads)))
         if self.lanes > 0 and self.warps > 0:
-            tile = min(4, self.lanes) if self.decodes else 2 if self.quads <= 2 else 1
+            tile = min(4, self.lanes) if self.decodes else 2 if self.quads == 1 else 1
             self._default("rows", self._lanes_of_rows // self.lanes * tile)
 
     def _invalid(self) -> str:
@@ -139,11 +137,6 @@ class SelectiveSpec(KernelSpec):
     def decodes(self) -> bool:
         """Whether it is made for one or a few tokens a sequence."""
         return self.chunk == 1
-
-    @property
-    def ahead(self) -> int:
-        """Sequences of a block whose states are in shared memory at the same time (decode)."""
-        return min(self.sequences, _MOST_AHEAD)
 
     @property
     def round(self) -> int:
@@ -191,7 +184,7 @@ class SelectiveSpec(KernelSpec):
         if self.decodes:
             # The state and A; the most warps for which nvcc spills nothing on any target.
             live = 2 * self.tile * self.slice
-            warps = 32 if live <= 8 else 24 if live <= 16 else 20 if live <= 32 else 16 if live <= 64 else 8
+            warps = 8 if live > 64 else 16 if DTYPE_BYTES[self.io] < 4 else 12
         else:
             # A quad of every token, A, and the sums of the quads before.
             live = self.tile * (4 * self.chunk + self.slice + (self.quads - 1) * self.chunk)
@@ -204,15 +197,9 @@ class SelectiveSpec(KernelSpec):
 
     @property
     def shared_bytes(self) -> int:
-        """Of each warp that takes turns: B and C of one, the state that is handed to it, D and dt_bias.
-
-        Of each warp that decodes: the states, x, z, B, C and dt of some sequences.
-        """
+        """Of each warp that takes turns: B and C of one, the state that is handed to it, D and dt_bias."""
         if self.decodes:
-            io, channels = DTYPE_BYTES[self.io], self.rows // self.warps
-            rows = [channels * io, channels * io, self.d_state * io, self.d_state * io, 4 * channels]
-            whole = sum(-(-row // _ACCESS_BYTES) * _ACCESS_BYTES for row in rows)
-            return self.warps * self.ahead * (512 * self.tile * self.pieces + whole)
+            return 0
         return 4 * self.warps * (2 * self.chunk * self.slice * self.lanes + 32 * self.tile * (self.slice + 2))
 
     @property
