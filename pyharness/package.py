@@ -85,9 +85,11 @@ class Lane:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """What lanes.json says of it."""
+        """What lanes.json says of it: a driver loads all cubins of its major version, but no PTX newer than itself."""
+        major, minor = map(int, self.compiler.version.split(".")[:2])
         return {
-            "cuda": 1000 * int(self.compiler.version.split(".")[0]),
+            "cuda": 1000 * major,
+            "ptx": 1000 * major + 10 * minor,
             "min_driver": self.compiler.min_driver,
             "compiler": self.compiler.version,
         }
@@ -281,7 +283,7 @@ def _example_files(module: str) -> dict[str, bytes]:
         if path.is_file():
             text = path.read_text(encoding="utf-8").replace(go_module.PLACEHOLDER, module)
             found[f"examples/{path.relative_to(_EXAMPLES).as_posix()}"] = go_module.licensed(path.name, text).encode()
-    for vector in golden.vectors(golden.SMALL_D_STATE, ("f32",)):
+    for vector in (*golden.vectors(golden.SMALL_D_STATE, ("f32",)), golden.prompt()):
         found[f"examples/c/vectors/{vector.name}.flat"] = flat_vectors.encode(vector)
     return found
 

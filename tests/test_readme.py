@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 
-from pyharness import drift, manifest, report
+from pyharness import drift, manifest, readme_tables
 from pyharness.toolchain import ROOT
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 VETTING = ROOT / "generated" / "vetting" / "nvidia-h200.json"
+DOCS = ("operation", "reading", "adding", "update", "selective", "recurrent", "proof", "embedding")
 BENCHES = sorted((ROOT / "generated" / "bench").glob("*/*.json"))
 
 
@@ -25,7 +26,7 @@ def _stored(path: Path) -> dict[str, Any]:
 @pytest.mark.parametrize("suite", sorted({path.stem for path in BENCHES}))
 def test_the_readme_shows_what_is_stored(suite: str) -> None:
     cure = f"README.md is stale: run invoke bench --readme --family {suite}"
-    assert report.refreshed_readme(README, suite) == README, cure
+    assert readme_tables.refreshed_readme(README, suite) == README, cure
 
 
 def test_the_readme_shows_what_storage_costs() -> None:
@@ -85,7 +86,7 @@ def test_there_are_stored_benches() -> None:
     assert BENCHES, "run invoke bench on a GPU"
 
 
-@pytest.mark.parametrize("name", ["README.md", "CHANGELOG.md", "docs/proof.md"])
+@pytest.mark.parametrize("name", ["README.md", "CHANGELOG.md", *(f"docs/{name}.md" for name in DOCS)])
 def test_prose_is_wrapped(name: str) -> None:
     text = re.sub(r"```.*?```", "", (ROOT / name).read_text(encoding="utf-8"), flags=re.DOTALL)
     assert [line for line in text.splitlines() if len(line) > 120 and not line.startswith("|")] == []

@@ -25,39 +25,54 @@ type Session struct {
 	Bytes int64
 }
 
-// Place uploads a problem of the Nano geometry (64 heads x 64, 8 groups) in the kernel's types: decode resumes from its
-// slots, a prompt of many tokens is fresh. The error is ErrUnsupported where the kernel does not take it.
-func Place(device *ssmscan.Device, kernel *ssmscan.Kernel, sequences, tokens int) (*Session, error) {
-	lengths := make([]int, sequences)
-	for s := range lengths {
-		lengths[s] = tokens
-	}
-	shape := Shape{Lengths: lengths, Heads: 64, HeadDim: 64, DState: int(kernel.Row.Spec.DState), Groups: 8}
+// Timed draws the problem that a kernel is timed at: the Nano geometry, 64 heads x 64 and 8 groups, or the kernel's own
+// head_dim; Mamba-1 at 8192 channels. Decode resumes from its slots, a prompt of many tokens is fresh. Kernels of the same
+// types, d_state and head_dim have the same problem. The error is ErrUnsupported where the kernel does not take sequences
+// of so many tokens.
+func Timed(row *ssmscan.Row, sequences, tokens int) (*Problem, error) {
+	shape := Shape{Lengths: repeat(tokens, sequences), Heads: 64, HeadDim: 64, DState: int(row.Spec.DState), Groups: 8}
 	if shape.DState == 0 {
 		shape.DState = 128
 	}
-	options := []Option{Types(kernel.Row.Spec.IO, kernel.Row.Spec.State)}
+	options := []Option{Types(row.Spec.IO, row.Spec.State)}
+	if limits, ok := row.Limits["head_dim"]; ok {
+		shape.HeadDim = int(limits[0])
+	}
+	if shape.HeadDim == 1 {
+		shape.Heads, shape.Groups = 8192, 1
+		options = append(options, Columns)
+	}
 	if tokens > ssmscan.DecodeTokens {
 		options = append(options, Fresh(true))
 	}
 	// Sizes alone decide; nothing is drawn for a kernel that does not take them.
 	sizes := ssmscan.Geometry{
-		Tokens: int32(sequences * tokens), Sequences: int32(sequences), Heads: 64, HeadDim: 64, Groups: 8,
-		DState: int32(shape.DState), Longest: int32(tokens),
+		Tokens: int32(sequences * tokens), Sequences: int32(sequences), Heads: int32(shape.Heads), HeadDim: int32(shape.HeadDim),
+		Groups: int32(shape.Groups), DState: int32(shape.DState), Longest: int32(tokens), PerColumnA: shape.HeadDim == 1,
 	}
-	if reason := kernel.Row.Refusal(ssmscan.Problem{Geometry: sizes, IO: kernel.Row.Spec.IO, State: kernel.Row.Spec.State}); reason != "" {
+	if reason := row.Refusal(ssmscan.Problem{Geometry: sizes, IO: row.Spec.IO, State: row.Spec.State}); reason != "" {
 		return nil, fmt.Errorf("%w: %s", ErrUnsupported, reason)
 	}
-	p := Draw("timing", 7, shape, options...)
+	return Draw("timing", 7, shape, options...), nil
+}
+
+// Place uploads a problem, in as many copies as no cache holds. The error is ErrUnsupported where the kernel does not take
+// it.
+func Place(device *ssmscan.Device, kernel *ssmscan.Kernel, p *Problem) (*Session, error) {
+	if reason := kernel.Row.Refusal(ssmscan.Problem{Geometry: p.Geometry(), IO: p.IO, State: p.StateType}); reason != "" {
+		return nil, fmt.Errorf("%w: %s", ErrUnsupported, reason)
+	}
 	s := &Session{kernel: kernel, memory: memory{device: device}}
 	var err error
 	if s.plan, err = kernel.Row.Plan(kernel.Target, p.Geometry()); err != nil {
 		return nil, err
 	}
-	slots := int64(sequences) * int64(p.slotValues()) * max(p.StateType.Bytes(), 1)
+	slots := int64(p.Sequences) * int64(p.slotValues()) * p.StateType.Bytes()
 	s.Bytes = int64(2*len(p.X)+len(p.B)+len(p.C))*p.IO.Bytes() + slots
-	if tokens <= ssmscan.DecodeTokens {
-		s.Bytes += slots
+	for _, resumes := range p.Resume {
+		if resumes {
+			s.Bytes += slots / int64(p.Sequences)
+		}
 	}
 	copies := 1 + int(coldBytes/s.Bytes)
 	for range min(copies, 64) {
