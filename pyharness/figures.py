@@ -47,6 +47,17 @@ def is_peer(row: Mapping[str, Any]) -> bool:
     return bool(row.get("peer"))
 
 
+def dates(document: Mapping[str, Any], rows: Iterable[Mapping[str, Any]] | None = None) -> tuple[str, ...]:
+    """On which days rows of a document were measured, by default all of them; ascending."""
+    found = {row.get("date", document["date"]) for row in (document["rows"] if rows is None else rows)}
+    return tuple(sorted(found or {document["date"]}))
+
+
+def days(found: Sequence[str]) -> str:
+    """Ascending dates in words: one day, or the first to the last."""
+    return " to ".join(dict.fromkeys((found[0], found[-1])))
+
+
 def timed_at(document: Mapping[str, Any], point: str) -> list[Mapping[str, Any]]:
     """The rows of a point that have a time."""
     return [row for row in document["rows"] if row["point"] == point and "us" in row]

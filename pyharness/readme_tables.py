@@ -9,7 +9,7 @@ from typing import Any
 
 from pyharness import manifest, models_table, toolchain
 from pyharness.errors import SsmError
-from pyharness.figures import BENCH, fastest, is_peer, state_mib, stored, timed_at
+from pyharness.figures import BENCH, dates, days, fastest, is_peer, state_mib, stored, timed_at
 from pyharness.listing import table
 from pyharness.spec import parse_id
 
@@ -43,7 +43,8 @@ def readme_table(suite: str, folder: Path = BENCH) -> str:
 
 
 def _title(document: Mapping[str, Any]) -> str:
-    return f"{document['device']}, driver {document['driver']}, nvcc {document['compiler']}, {document['date']}"
+    when = days(dates(document))
+    return f"{document['device']}, driver {document['driver']}, nvcc {document['compiler']}, {when}"
 
 
 _DECODE_CEILINGS = ("slots", "ascending", "contiguous")

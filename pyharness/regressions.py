@@ -59,13 +59,18 @@ def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[Change]:
     """
     if before["device"] != now["device"]:
         raise SsmError(f"earlier figures of {now['device']} were wanted to compare with, found {before['device']}")
-    earlier = {_key(row): row for row in before["rows"] if "us" in row}
+    earlier = {_key(row): us for row in before["rows"] if (us := _us(row))}
     found = []
     for row in now["rows"]:
-        old = earlier.get(_key(row))
-        if old is not None and "us" in row:
-            found.append(Change(*_key(row), old["us"], row["us"], is_peer(row)))
+        old, us = earlier.get(_key(row)), _us(row)
+        if old and us:
+            found.append(Change(*_key(row), old, us, is_peer(row)))
     return found
+
+
+def _us(row: Mapping[str, Any]) -> Mapping[str, float] | None:
+    """The time of a call; of a launch that of its node, as a host's clock tells more of the host than of a kernel."""
+    return row.get("us") or row.get("node")
 
 
 def _key(row: Mapping[str, Any]) -> tuple[str, str, str]:

@@ -145,16 +145,37 @@ PRINTED: dict[str, list[str]] = {
     "reading.md": [r"recurrent_n128_l4_r32_c25_padded_f32_sf32 True"],
     "adding.md": [r"\(3, 2, 8\)"],
 }
-#: Pages whose examples need more than this project's dependencies, and the test that runs them.
-PRINTED_ELSEWHERE = {"torch.md": "gpu/test_torch.py::test_the_example_of_the_docs_prints_what_it_is_for"}
+
+
+#: Examples that need what a machine without a GPU has not, and the test that runs what they show.
+SHOWN_ONLY = {"torch.md": "gpu/test_torch.py"}
+#: What else is a command in a block, by how its line begins, and the test that runs it.
+OTHER_COMMANDS = {
+    r"GOPROXY=\S+ GONOSUMDB=\S+ go get ": "test_embedding.py",
+    r"\./ssmvet": "test_embedding.py",
+    r"\./ssmscan\.test": "test_go.py",
+    r"python examples/": "gpu/test_torch.py",
+    r"(?:pip install uv && )?uv run invoke ": "test_docs.py",
+}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_other_command_is_known_to_be_run(page: Path) -> None:
+    looks_like_one = re.compile(r"(?:\./\w|[A-Z_]+=\S+ \w|(?:python|pip|uv|go|gcc|g\+\+|cc|nvcc|cmake|make|curl) \S)")
+    for line in "\n".join(fenced(page, "")).splitlines():
+        if looks_like_one.match(line):
+            named = [test for pattern, test in OTHER_COMMANDS.items() if re.match(pattern, line)]
+            assert named, f"name in OTHER_COMMANDS what runs: {line}"
+            assert (ROOT / "tests" / named[0]).is_file()
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_examples_print_what_they_are_for(page: Path) -> None:
     examples = fenced(page, "python")
-    if page.name in PRINTED_ELSEWHERE:
-        name, _, test = PRINTED_ELSEWHERE[page.name].partition("::")
-        assert f"def {test}" in (ROOT / "tests" / name).read_text(encoding="utf-8")
+    if page.name in SHOWN_ONLY:
+        assert (ROOT / "tests" / SHOWN_ONLY[page.name]).is_file()
+        for example in examples:
+            compile(example, page.name, "exec")
         return
     wanted = PRINTED.get(page.name, [])
     assert len(examples) == len(wanted), "name in PRINTED what each example prints"

@@ -74,6 +74,17 @@ def test_orders_of_visits_are_compared_with_their_like() -> None:
     assert str(changes(before, now)[1]) == "decode k, ascending: 5.00 -> 5.00 us (+0.0 %)"
 
 
+def test_launches_are_compared_by_their_nodes() -> None:
+    def launch(node: float, host: float) -> dict[str, Any]:
+        row = {"kernel": "k", "point": "p", "node": {"median": node, "low": node, "high": node}}
+        return document() | {"rows": [row | {"launch": {"median": host, "low": host, "high": host}}]}
+
+    (change,) = changes(launch(2.5, 9), launch(3.5, 9))
+    assert change.slower
+    (change,) = changes(launch(2.5, 9), launch(2.5, 20))
+    assert not change.slower
+
+
 def test_figures_of_another_device_are_no_measure() -> None:
     with pytest.raises(SsmError, match="earlier figures of NVIDIA H200 were wanted to compare with, found NVIDIA L4"):
         changes(document(device="NVIDIA L4"), NOW)

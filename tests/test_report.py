@@ -265,6 +265,20 @@ def test_several_devices_are_told_apart(stored: report.Stored) -> None:
     assert "Decode of Mamba-2, NVIDIA L4" in titles
 
 
+def test_calls_from_go_are_shown_where_there_are_figures(stored: report.Stored) -> None:
+    about = {"device": "NVIDIA L4", "driver": "580.1", "compiler": "13.0.88", "date": "2026-01-02"}
+    beside = [{"kernel": "ssd_a", "point": "prefill", "go_us": 101.5, "pycuda_us": 100.0, "ratio": 1.015}]
+    launch = {"CUDASSMScanLaunch": {"ns/launch": 3500.0}}
+    found = report.Stored(
+        stored.rows, stored.proofs, stored.benches, stored.vetted, [about | {"beside": beside, "benchmarks": launch}]
+    )
+    (section,) = (one for one in report.sections(found) if one.name == "native-nvidia-l4")
+    rows = [[cell.text for cell in row] for item in section.items for row in item.content.rows]  # type: ignore[union-attr]
+    assert rows == [["prefill", "ssd_a", "101.50", "100.00", "1.015"], ["CUDASSMScanLaunch", "3500", "ns/launch"]]
+    empty = report.Stored(stored.rows, stored.proofs, stored.benches, stored.vetted, [about])
+    assert not [one for one in report.sections(empty) if one.name.startswith("native")]
+
+
 def test_earlier_figures_stand_beside_what_took_their_place(stored: report.Stored) -> None:
     benches = next(iter(stored.benches.values()))
     document = benches["update"]

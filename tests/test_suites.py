@@ -37,6 +37,8 @@ def test_a_suite_is_found_by_name_by_family_and_by_its_points() -> None:
 def test_every_family_has_a_suite_and_the_readme_a_place_for_it() -> None:
     assert {suite.family for suite in suites.SUITES} == {*measure.TABLES, ""}
     assert all(suite.stored == (suite.family or "launch") for suite in suites.SUITES)
+    readme = (toolchain.ROOT / "README.md").read_text(encoding="utf-8")
+    assert all(f"<!-- bench:{suite.stored} -->" in readme for suite in suites.SUITES)
 
 
 def test_the_launch_suite_has_points_and_kernels_of_its_own() -> None:

@@ -16,7 +16,7 @@ import jinja2
 
 from pyharness import grades, history, launch_cost, manifest, replay, suites, toolchain
 from pyharness.errors import SsmError
-from pyharness.figures import BENCH, device_slug
+from pyharness.figures import BENCH, dates, days, device_slug
 from pyharness.manifest import Row
 from pyharness.report import plots, svg, tables
 from pyharness.report.plots import Plot
@@ -80,12 +80,14 @@ class Stored:
         proofs: grades of images and sources.
         benches: by device, its documents by the name of their suite.
         vetted: the documents of proofs, by file name.
+        native: figures of calls from Go, a document a device.
     """
 
     rows: list[Row]
     proofs: grades.Proofs
     benches: dict[str, dict[str, dict[str, Any]]]
     vetted: dict[str, dict[str, Any]]
+    native: list[dict[str, Any]] = field(default_factory=list)
 
     def of(self, device: str) -> str:
         """What a title says of a device, where there are several."""
@@ -117,17 +119,17 @@ def read() -> Stored:
     if not benches:
         raise SsmError(f"figures were wanted in {_named(BENCH)}, found none: run invoke bench on a GPU")
     vetted = {path.name: _json(path) for path in sorted(grades.FOLDER.glob("*.json")) if path.name != grades.EMULATOR}
-    return Stored(manifest.read_all(), grades.stored(), benches, vetted)
+    native = [_json(path) for path in sorted(BENCH.glob("*/native.json"))]
+    return Stored(manifest.read_all(), grades.stored(), benches, vetted, native)
 
 
-def source_of(documents: Sequence[Mapping[str, Any]], dates: Iterable[str] = ()) -> Source:
+def source_of(documents: Sequence[Mapping[str, Any]], when: Iterable[str] = ()) -> Source:
     """The source of benches of one device."""
     first = documents[0]
-    days = sorted({*dates} or {document["date"] for document in documents})
-    when = days[0] if len(days) == 1 else f"{days[0]} to {days[-1]}"
+    found = sorted({*when} or {day for document in documents for day in dates(document)})
     drivers = sorted({document["driver"] for document in documents})
     compilers = sorted({document["compiler"] for document in documents})
-    where = f"{first['device']}, driver {', '.join(drivers)}, nvcc {', '.join(compilers)}, {when}"
+    where = f"{first['device']}, driver {', '.join(drivers)}, nvcc {', '.join(compilers)}, {days(found)}"
     files = tuple(f"generated/bench/{device_slug(first['device'])}/{document['suite']}.json" for document in documents)
     return Source(where, files, "; ".join(dict.fromkeys(document["protocol"] for document in documents)))
 
@@ -148,7 +150,7 @@ def overview(stored: Stored) -> list[Section]:
             "Each package's fastest configuration at a point stands beside our fastest kernel there, over the same "
             "arrays in the same run. Losses are shown as wins are.",
         )
-        every = tuple(sorted({row.get("date", d["date"]) for d in timed for row in d["rows"]}))
+        every = tuple(sorted({day for document in timed for day in dates(document)}))
         _plot(section, plots.against_peers(plots.ratios(timed), every, TITLES), timed)
         _plot(section, plots.roofline(timed, every), timed)
         sections.append(section)
@@ -211,14 +213,14 @@ def _proofs(stored: Stored) -> Section:
     )
     for name, document in stored.vetted.items():
         images = document["images"].values()
-        dates = tuple(sorted({image["date"] for image in images}))
+        proven = tuple(sorted({image["date"] for image in images}))
         drivers = ", ".join(sorted({image["driver"] for image in images}))
-        where = f"{document['device']}, driver {drivers}, {' to '.join(_ends(dates))}"
+        where = f"{document['device']}, driver {drivers}, {days(proven)}"
         checks = "; ".join(f"{tool}: {verdict}" for tool, verdict in document.get("sanitizers", {}).items())
         protocol = "every case of pyharness/cases.py that a kernel takes, repeated, against the float64 oracle"
         source = Source(where, (f"generated/vetting/{name}",), "; ".join(filter(None, (protocol, checks))))
         found = [(image["kernel"], image["worst_case"], image["worst"]) for image in images if "worst_case" in image]
-        section.add(plots.worst_of_proofs(found, dates), source)
+        section.add(plots.worst_of_proofs(found, proven), source)
     files = tuple(_named(path) for path in sorted(grades.FOLDER.glob("*.json")))
     devices = ", ".join(document["device"] for document in stored.vetted.values())
     graded = Source(f"{devices} and the emulator", files, "invoke vet, invoke vet --emulator")
@@ -228,10 +230,6 @@ def _proofs(stored: Stored) -> Section:
         where = ", ".join(str(about[name]) for name in ("device", "driver", "date") if name in about) or "the emulator"
         section.add(tables.replays(path.stem, replay.read(path)), Source(where, (_named(path),), "invoke peers"))
     return section
-
-
-def _ends(dates: Sequence[str]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys((dates[0], dates[-1]))) if dates else ()
 
 
 def _resources(stored: Stored) -> Section:
@@ -274,6 +272,20 @@ def _launches(stored: Stored) -> list[Section]:
     return sections
 
 
+def _native(stored: Stored) -> list[Section]:
+    sections = []
+    for document in stored.native:
+        device = document["device"]
+        section = Section(f"native-{device_slug(device)}", f"From Go{stored.of(device)}", "")
+        where = f"{device}, driver {document['driver']}, nvcc {document['compiler']}, {document['date']}"
+        file = f"generated/bench/{device_slug(device)}/native.json"
+        source = Source(where, (file,), "python -m pyharness.native time: binaries made elsewhere, data cold")
+        section.add(tables.native_times(document), source)
+        section.add(tables.native_benchmarks(document), source)
+        sections.append(section)
+    return [section for section in sections if section.items]
+
+
 def _history(stored: Stored) -> list[Section]:
     sections = []
     for device, documents in stored.benches.items():
@@ -284,12 +296,12 @@ def _history(stored: Stored) -> list[Section]:
                 f"History{stored.of(device)}",
                 "What a point took with earlier machine code.",
             )
-            dates = [entry["date"] for entry in entries]
+            then = sorted(entry["date"] for entry in entries)
             now = source_of(
                 [documents[name] for name in dict.fromkeys(e["suite"] for e in entries) if name in documents]
             )
             files = (_named(history.path_of(device)), *now.files)
-            where = f"{device}, {' to '.join(_ends(sorted(dates)))}; now: {now.where}"
+            where = f"{device}, {days(then)}; now: {now.where}"
             section.add(tables.earlier(entries, documents), Source(where, files, now.protocol))
             sections.append(section)
     return sections
@@ -302,6 +314,7 @@ def sections(stored: Stored) -> list[Section]:
         *times(stored),
         *_error_sections(stored),
         *_launches(stored),
+        *_native(stored),
         _proofs(stored),
         _resources(stored),
         _sizes(stored),

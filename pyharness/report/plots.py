@@ -9,7 +9,7 @@ from typing import Any
 
 from markupsafe import Markup
 
-from pyharness.figures import fastest, is_peer, timed_at
+from pyharness.figures import dates, fastest, is_peer, timed_at
 from pyharness.manifest import Row
 from pyharness.report import svg
 from pyharness.report.svg import Axis, Bar, Mark, Series
@@ -76,10 +76,6 @@ def best_peer(rows: Sequence[Timed]) -> Timed | None:
     return fastest([row for row in rows if is_peer(row)])
 
 
-def _dates(document: Document, rows: Iterable[Timed]) -> tuple[str, ...]:
-    return tuple(sorted({row.get("date", document["date"]) for row in rows}))
-
-
 def _ceiling(row: Timed, kind: str = "us") -> float:
     return float(row["ceilings"][kind])
 
@@ -132,7 +128,7 @@ def over(document: Document, run: Sequence[Point], varying: str, family: str, na
     about = f"Microseconds of one call over {what}, {shape(run[0])}, by {', '.join(one.label for one in series)}."
     drawing = svg.plot(series, x_axis, svg.decades("microseconds of one call", times), about)
     reading = "Both axes are logarithmic; lower is faster."
-    return Plot(name, title, drawing, reading, _dates(document, used))
+    return Plot(name, title, drawing, reading, dates(document, used))
 
 
 def above_ceiling(document: Document, run: Sequence[Point], varying: str, family: str, name: str) -> Plot | None:
@@ -156,7 +152,7 @@ def above_ceiling(document: Document, run: Sequence[Point], varying: str, family
     about = f"Time as a multiple of the ceiling over {what}, {shape(run[0])}."
     title = f"How far above the ceiling: {shape(run[0])}"
     reading = "1 is a kernel that moves the same bytes and does nothing else; lower is better."
-    return Plot(name, title, svg.plot(series, x_axis, y_axis, about), reading, _dates(document, used))
+    return Plot(name, title, svg.plot(series, x_axis, y_axis, about), reading, dates(document, used))
 
 
 @dataclass(frozen=True)
@@ -185,7 +181,7 @@ def ratios(documents: Iterable[Document]) -> list[Ratio]:
     return found
 
 
-def against_peers(found: Sequence[Ratio], dates: tuple[str, ...], titles: Mapping[str, str]) -> Plot | None:
+def against_peers(found: Sequence[Ratio], when: tuple[str, ...], titles: Mapping[str, str]) -> Plot | None:
     """Our ratio to the best peer at each point, wins to the right and losses to the left."""
     if not found:
         return None
@@ -213,7 +209,7 @@ def against_peers(found: Sequence[Ratio], dates: tuple[str, ...], titles: Mappin
         "Right of 1 ours is faster, left of it the peer is. Each line: sequences x tokens, then the sizes that differ "
         "from 64 heads x 64 x 128 in bf16."
     )
-    return Plot("ratio", "Ours and the best peer, point by point", drawing, reading, dates)
+    return Plot("ratio", "Ours and the best peer, point by point", drawing, reading, when)
 
 
 def _near_one(value: float) -> str:
@@ -274,7 +270,7 @@ def roofs(documents: Iterable[Document]) -> list[Roof]:
     return found + [Roof(named[kind], updates_a_second=rate) for kind, rate in issue.items() if rate]
 
 
-def roofline(documents: Sequence[Document], dates: tuple[str, ...]) -> Plot | None:
+def roofline(documents: Sequence[Document], when: tuple[str, ...]) -> Plot | None:
     """State updates a second over updates a byte: every point's fastest kernel of each family beneath the roofs."""
     marks: dict[str, list[Mark]] = {}
     for document in documents:
@@ -313,7 +309,7 @@ def roofline(documents: Sequence[Document], dates: tuple[str, ...]) -> Plot | No
         + ". A kernel that is bound by nothing else stands on the lowest roof above it."
     )
     drawing = svg.plot(series, x_axis, y_axis, about, height=340)
-    return Plot("roofline", "Roofline: every point's fastest kernel of each family", drawing, reading, dates)
+    return Plot("roofline", "Roofline: every point's fastest kernel of each family", drawing, reading, when)
 
 
 def _rate(roof: Roof) -> str:
@@ -354,16 +350,16 @@ def errors(document: Document) -> Plot | None:
         "Errors against the oracle",
         drawing,
         "Shorter is better.",
-        _dates(document, used),
+        dates(document, used),
     )
 
 
-def worst_of_proofs(images: Sequence[tuple[str, str, float]], dates: tuple[str, ...]) -> Plot | None:
+def worst_of_proofs(images: Sequence[tuple[str, str, float]], when: tuple[str, ...]) -> Plot | None:
     """Of each proven image the largest error as a share of what is allowed, a line a family.
 
     Args:
         images: kernel, the case of its largest error, and that error over what is allowed.
-        dates: when they were proven.
+        when: the days on which they were proven.
     """
     if not images:
         return None
@@ -375,7 +371,7 @@ def worst_of_proofs(images: Sequence[tuple[str, str, float]], dates: tuple[str, 
     lines = [(family, ROLES[family], marks) for family, marks in strips.items()]
     drawing = svg.strips(lines, x_axis, f"The largest error of each of {len(images)} proven images, by family.")
     reading = "A ring an image; 1 is the limit that the tests set."
-    return Plot("proofs", "How much of the tolerance is used", drawing, reading, dates)
+    return Plot("proofs", "How much of the tolerance is used", drawing, reading, when)
 
 
 def sizes(rows: Sequence[Row]) -> Plot:

@@ -178,6 +178,35 @@ def launches(document: Mapping[str, Any], kinds: Sequence[str]) -> Table:
     return Table("launch", "Microseconds of a call of the smallest problem", columns, lines)
 
 
+def native_times(document: Mapping[str, Any]) -> Table | None:
+    """A call from Go beside one from PyCUDA, of the same images over the same data."""
+    lines = [
+        [
+            *(Cell(row["point"]), _kernel(row["kernel"])),
+            *(Cell(f"{row[name]:.2f}") for name in ("go_us", "pycuda_us")),
+            Cell(f"{row['ratio']:.3f}", "won" if row["ratio"] <= 1 else "lost"),
+        ]
+        for row in document.get("beside", ())
+    ]
+    columns = _columns("point, kernel, # Go, # PyCUDA, # Go / PyCUDA")
+    return (
+        Table("native", "Microseconds of a call on a stream, from Go and from Python", columns, lines)
+        if lines
+        else None
+    )
+
+
+def native_benchmarks(document: Mapping[str, Any]) -> Table | None:
+    """What the Go benchmarks report, as they name it."""
+    lines = [
+        [Cell(name, "kernel"), Cell(f"{value:g}"), Cell(unit)]
+        for name, values in sorted(document.get("benchmarks", {}).items())
+        for unit, value in values.items()
+    ]
+    columns = _columns("Go benchmark, # value, unit")
+    return Table("native-benchmarks", "What the Go benchmarks report", columns, lines) if lines else None
+
+
 def _usual(spec: KernelSpec) -> Geometry:
     """A geometry that a kernel takes, for the shape of its blocks."""
     sizes: dict[str, Any] = spec.fields()

@@ -324,3 +324,12 @@ def test_the_example_of_the_docs_prints_what_it_is_for() -> None:
     (example,) = re.findall(r"^```python\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
     done = subprocess.run([sys.executable, "-c", example], cwd=ROOT, text=True, capture_output=True, check=True)
     assert done.stdout.splitlines()[-1] == "(1, 64, 64) (1, 64, 64, 128)"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", [["transformers_models.py", "--steps", "4"], ["share_of_scan.py"]])
+def test_the_examples_run(command: list[str]) -> None:
+    pytest.importorskip("transformers", reason="needs transformers: pip install transformers")
+    program = [sys.executable, f"examples/{command[0]}", *command[1:]]
+    done = subprocess.run(program, cwd=ROOT, text=True, capture_output=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
