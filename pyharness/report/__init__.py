@@ -189,7 +189,7 @@ def _error_sections(stored: Stored) -> list[Section]:
         )
         for suite in TITLES:
             if suite in documents:
-                _plot(section, plots.errors(documents[suite]), [documents[suite]])
+                _plot(section, plots.errors(documents[suite], TITLES[suite]), [documents[suite]])
         sections.append(section)
     return [section for section in sections if section.items]
 
