@@ -19,7 +19,7 @@ from pyharness.problem import ScanProblem
 from pyharness.spec import DTYPE_BYTES, Geometry, KernelSpec
 
 #: Boundaries are put at every place of a chunk up to this one, and at the last ones.
-_LONGEST_RUN = 40
+_LONGEST_RUN = 64
 
 
 @dataclass(frozen=True)

@@ -139,7 +139,7 @@ def draw_problem(rng: Generator, spec: KernelSpec, most_elements: int) -> ScanPr
     chunk = getattr(spec, "chunk", 0) or 16
     if spec.operand_error:
         # Products of matrices take long chunks, and no longer for each token of them: room for a few.
-        groups, ratio = (1, ratio) if rng.integers(2) else (groups, 1)
+        groups, ratio = min(groups, 2), min(ratio, 2)
         most_elements = max(most_elements, 3 * chunk * groups * ratio * head_dim * d_state)
     room = max(1, most_elements // (groups * ratio * head_dim * d_state))
     longest = min(room, spec.most_tokens or room)

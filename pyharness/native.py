@@ -189,8 +189,7 @@ def shipped(folder: Path, spec: KernelSpec, target: str) -> toolchain.Image:
         ImageError: it is another.
     """
     row = manifest.read(spec.id)
-    lane = f"cuda{row.compiler.split('.')[0]}"
-    data = (folder / package.image_path(lane, row, target)).read_bytes()
+    data = (folder / package.image_path(package.first_lane(), row, target)).read_bytes()
     manifest.check(row, target, data)
     image = row.targets[target]
     usage = {entry: toolchain.Usage(**values, spill_stores=0, spill_loads=0) for entry, values in image.usage.items()}
@@ -398,8 +397,24 @@ def refreshed(text: str, folder: Path = figures.BENCH) -> str:
     return readme_tables.between(text, SUITE, tables, PAGE.name)
 
 
+#: Lines of what the binaries print that are kept: of tests their verdicts.
+_KEPT = re.compile(r"^\s*(--- |ok |PASS|FAIL|WRONG|Benchmark|cpu:|[\d.]+ % |prefill:|decode:|rows of |\S+ \(sm_\d+\):)")
+
+
+def _printed(out: Path) -> dict[str, str]:
+    """What the test binaries, the example and the C example printed, by name."""
+    names = {"tests": ("ssmscan.test", "example.test"), "bench": ("bench",), "stack": ("stack",), "c": ("scan",)}
+    found = {}
+    for name, files in names.items():
+        paths = [out / f"{file}.txt" for file in files if (out / f"{file}.txt").is_file()]
+        lines = [line for path in paths for line in path.read_text(encoding="utf-8").splitlines() if _KEPT.match(line)]
+        if lines:
+            found[name] = "\n".join(lines) + "\n"
+    return found
+
+
 def keep(out: Path, folder: Path = figures.BENCH, page: Path = PAGE) -> Path:
-    """Put OUT/native.json into the stored figures, part by part, and bring the page in line.
+    """Put OUT/native.json into the stored figures, part by part, what was printed beside it; bring the page in line.
 
     Raises:
         SsmError: there is no such file, or a part of it failed.
@@ -414,6 +429,8 @@ def keep(out: Path, folder: Path = figures.BENCH, page: Path = PAGE) -> Path:
     path = folder / figures.device_slug(found["device"]) / f"{SUITE}.json"
     before = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
     toolchain.publish(path, manifest.dump(before | found))
+    for name, printed in _printed(out).items():
+        toolchain.publish(path.with_name(f"{SUITE}-{name}.txt"), printed.encode())
     toolchain.publish(page, refreshed(page.read_text(encoding="utf-8"), folder).encode())
     return path
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pyharness import manifest, toolchain
+from pyharness import manifest, models_table, toolchain
 from pyharness.errors import SsmError
 from pyharness.figures import BENCH, dates, days, fastest, is_peer, state_mib, stored, timed_at
 from pyharness.listing import table
@@ -31,7 +31,13 @@ def readme_table(suite: str, folder: Path = BENCH) -> str:
     Raises:
         SsmError: nothing is stored.
     """
-    tables = {"update": _decode_table, "ssd": _prefill_table, "selective": _mamba1_table, "launch": _launch_table}
+    tables = {
+        "update": _decode_table,
+        "ssd": _prefill_table,
+        "selective": _mamba1_table,
+        "launch": _launch_table,
+        "models": models_table.table,
+    }
     table_of = tables.get(suite, _device_table)
     return "\n\n".join(table_of(document) for document in stored(suite, folder))
 

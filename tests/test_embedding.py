@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -415,6 +416,32 @@ def test_ssmvet_proves_every_image_and_its_file_is_merged(vetted: Path, tmp_path
     where.write_text(json.dumps(kept))
     merge.merge(vetted, tmp_path)
     assert set(json.loads(where.read_text())["images"]) == {*document["images"], "other"}
+    # A proof of more cases stays; what it gains is the time.
+    sha256, proof = next(iter(kept["images"].items()))
+    kept["images"][sha256] = proof | {"cases": 1000, "by": "another"}
+    where.write_text(json.dumps(kept))
+    document["images"][sha256]["microseconds"] = {"decode_16x1": 20.5}
+    (tmp_path / "timed.json").write_text(json.dumps(document))
+    merge.merge(tmp_path / "timed.json", tmp_path)
+    merged = json.loads(where.read_text())["images"][sha256]
+    assert (merged["cases"], merged["by"], merged["microseconds"]) == (1000, "another", {"decode_16x1": 20.5})
+
+
+def test_a_proof_of_another_lane_is_merged_by_its_source(vetted: Path, tmp_path: Path) -> None:
+    document = json.loads(vetted.read_text())
+    sha256, proof = next(iter(document["images"].items()))
+    assert (proof["lane"], proof["source_sha256"]) == ("cuda13", manifest.read(proof["kernel"]).source_sha256)
+    other = proof | {"lane": "cuda12"}
+    document["images"] = {"1" * 64: other}
+    (tmp_path / "card.json").write_text(json.dumps(document))
+    merge.merge(tmp_path / "card.json", tmp_path / "proofs")
+    row = manifest.read(proof["kernel"])
+    second = {"sm_90": replace(row.targets[proof["target"]], sha256="1" * 64)}
+    assert grades.stored(tmp_path / "proofs").grade(replace(row, targets=second), "sm_90").level == "device"
+    document["images"] = {"1" * 64: other | {"source_sha256": "0" * 64}}
+    (tmp_path / "card.json").write_text(json.dumps(document))
+    with pytest.raises(ImageError, match="the source with sha256 .* was wanted, found a proof of 0000"):
+        merge.merge(tmp_path / "card.json", tmp_path / "proofs")
 
 
 @pytest.mark.parametrize(
@@ -428,9 +455,13 @@ def test_ssmvet_proves_every_image_and_its_file_is_merged(vetted: Path, tmp_path
             lambda d: next(iter(d["images"].values())).update(kernel="recurrent_other"),
             "is not an image of the manifest",
         ),
+        (
+            lambda d: next(iter(d["images"].values())).update(microseconds={"decode_16x1": 0}),
+            "microseconds by point, above 0, were wanted",
+        ),
         (lambda d: d["images"].update({"0" * 64: next(iter(d["images"].values()))}), "found a proof of 0000"),
     ],
-    ids=["empty", "no device", "wrong", "malformed", "unknown kernel", "other bytes"],
+    ids=["empty", "no device", "wrong", "malformed", "unknown kernel", "no time", "other bytes"],
 )
 def test_a_file_that_proves_nothing_is_not_merged(vetted: Path, damage: Any, message: str, tmp_path: Path) -> None:
     document = json.loads(vetted.read_text())

@@ -60,6 +60,11 @@ def test_parts_are_stored_together_and_shown(tmp_path: Path) -> None:
     page.write_text("before\n<!-- native -->\nold\n<!-- /native -->\nafter\n")
     bench = tmp_path / "bench"
     native.keep(stored(tmp_path / "proved", checks=CHECKS), bench, page)
+    (tmp_path / "proved" / "ssmscan.test.txt").write_text(
+        "=== RUN TestA\n--- PASS: TestA (0.01s)\n    cuda.go:1: noise\n"
+    )
+    native.keep(tmp_path / "proved", bench, page)
+    assert (bench / "a-card" / "native-tests.txt").read_text() == "--- PASS: TestA (0.01s)\n"
     times = {"benchmarks": native.benchmarks(BENCH), "stack": native.stack_figures(STACK), "beside": BESIDE}
     path = native.keep(stored(tmp_path / "timed", **times), bench, page)
     assert path == bench / "a-card" / "native.json"

@@ -25,6 +25,8 @@ import (
 type proof struct {
 	Kernel        string             `json:"kernel"`
 	Target        string             `json:"target"`
+	Lane          string             `json:"lane"`
+	Source        string             `json:"source_sha256"`
 	Cases         int                `json:"cases"`
 	Repeats       int                `json:"repeats"`
 	Worst         float64            `json:"worst"`
@@ -203,7 +205,8 @@ func prove(device *ssmscan.Device, image *ssmscan.Embedded, quick bool) (*proof,
 	scan := ssmtest.Kernel(device, kernel)
 	target := image.Row.Targets[image.Target]
 	one := &proof{
-		Kernel: image.Row.ID, Target: image.Target, Repeats: repeats, DynamicShared: target.DynamicShared,
+		Kernel: image.Row.ID, Target: image.Target, Lane: image.Lane, Source: image.Row.SourceSHA256,
+		Repeats: repeats, DynamicShared: target.DynamicShared,
 		Driver: driverBranch(device), Date: time.Now().UTC().Format(time.DateOnly),
 	}
 	for _, usage := range target.Usage {
