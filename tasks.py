@@ -219,7 +219,8 @@ def bench(
     part = [point_named(name) for name in points.split(",") if name]
     chosen = suites.chosen(suite, family, part)
     if readme:
-        changed = [one.stored for one in chosen if figures.has(one.stored) and readme_tables.write_readme(one.stored)]
+        shown = [one.stored for one in chosen] + ([] if suite or family else [readme_tables.MODELS])
+        changed = [name for name in shown if figures.has(name) and readme_tables.write_readme(name)]
         changed += ["plots"] if reports.write_readme_plots() else []
         print(f"README.md changed: {', '.join(changed)}" if changed else "README.md is what is stored")
         selection.refresh()

@@ -14,6 +14,8 @@ from pyharness.listing import table
 from pyharness.spec import parse_id
 
 README = toolchain.ROOT / "README.md"
+#: Figures of whole models: examples/share_of_scan.py makes them, no suite of `invoke bench`.
+MODELS = "models"
 #: What the README's sample listing shows, of what `invoke generate` lists for a d_state: one target.
 _SAMPLE, _SAMPLE_TARGET = ("recurrent", 128, "f32", "f32"), "sm_90"
 #: What the foundation set out to reach in f32 on an H200.
@@ -36,7 +38,7 @@ def readme_table(suite: str, folder: Path = BENCH) -> str:
         "ssd": _prefill_table,
         "selective": _mamba1_table,
         "launch": _launch_table,
-        "models": models_table.table,
+        MODELS: models_table.table,
     }
     table_of = tables.get(suite, _device_table)
     return "\n\n".join(table_of(document) for document in stored(suite, folder))

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from pyharness import models_table, report
+from pyharness import models_table, readme_tables
 
 #: Two layers of Mamba-2 and one of each other kind.
 DOCUMENT: dict[str, Any] = {
@@ -65,4 +65,4 @@ def test_the_readme_takes_the_table_from_what_is_stored(tmp_path: Path) -> None:
     changed = copy.deepcopy(DOCUMENT)
     changed["timings"][4]["scan_us"] = 51.0
     (folder / "models.json").write_text(json.dumps(changed))
-    assert "| ours | `k2` | 51.0 |" in report.readme_table("models", tmp_path)
+    assert "| ours | `k2` | 51.0 |" in readme_tables.readme_table("models", tmp_path)
