@@ -42,7 +42,8 @@ TIMED: tuple[KernelSpec, ...] = (
 )
 #: ssmvet's points by name: sequences and tokens.
 POINTS = {"prefill_1x4096": (1, 4096), "decode_16x1": (16, 1)}
-_CALLS, _ROUNDS = 40, 5
+#: Calls of a round as ssmvet has them, by kind: what starts a round is to be little of it.
+_CALLS, _ROUNDS = {"prefill": 40, "decode": 200}, 5
 #: Seconds that a binary may take.
 LIMIT = 80
 _FAMILIES = ("recurrent", "update", "ssd", "selective")
@@ -217,12 +218,12 @@ def pycuda_times(folder: Path, kernels: Sequence[KernelSpec], ordinal: int = 0) 
                 arguments, plan = workload.arguments(spec), spec.plan(point.geometry)
                 kernel = device.kernel(spec, shipped(folder, spec, image_target(spec, device.capability, device.name)))
                 calls = [partial(kernel.launch, plan, each) for each in arguments]
-                found[spec.id, name] = _stream_time(device, calls)
+                found[spec.id, name] = _stream_time(device, calls, _CALLS[job])
             workload.free()
     return found
 
 
-def _stream_time(device: Any, calls: Sequence[Callable[[], None]]) -> float:
+def _stream_time(device: Any, calls: Sequence[Callable[[], None]], count: int) -> float:
     """Microseconds of a call, of calls that take turns."""
     rounds: list[float] = []
     turns = cycle(calls)
@@ -230,11 +231,11 @@ def _stream_time(device: Any, calls: Sequence[Callable[[], None]]) -> float:
         for _ in range(_ROUNDS + 1):
             start, end = device.driver.Event(), device.driver.Event()
             start.record(device.stream)
-            for _ in range(_CALLS):
+            for _ in range(count):
                 next(turns)()
             end.record(device.stream)
             end.synchronize()
-            rounds.append(1e3 * float(end.time_since(start)) / _CALLS)
+            rounds.append(1e3 * float(end.time_since(start)) / count)
     device.synchronize("timed calls")
     return statistics.median(rounds[1:])
 
