@@ -9,7 +9,7 @@ from typing import Any
 
 from pyharness import grades, manifest, package, toolchain
 from pyharness.errors import ImageError
-from pyharness.report import device_slug
+from pyharness.figures import device_slug
 
 _FIELDS = {"kernel": str, "target": str, "cases": int, "worst": float, "registers": int, "driver": str, "date": str}
 

@@ -25,7 +25,7 @@ from itertools import cycle
 from pathlib import Path
 from typing import Any
 
-from pyharness import golden, gpus, manifest, package, report, toolchain
+from pyharness import figures, golden, gpus, manifest, package, readme_tables, toolchain
 from pyharness.errors import SsmError
 from pyharness.families import RecurrentSpec, SsdSpec, UpdateSpec
 from pyharness.spec import KernelSpec
@@ -349,12 +349,12 @@ def _launch_table(found: Mapping[str, Mapping[str, float]]) -> str:
         f"| CPU of a launch beyond cuLaunchKernel itself | {launch['ns-added/launch'] / 1e3:.2f} us | "
         f"{MOST_ADDED_US:.0f} us |",
     ]
-    for name, figures in sorted(found.items()):
+    for name, row in sorted(found.items()):
         family = name.partition("CUDASSMScanOpen/")[2]
         if family:
             lines.append(
-                f"| opening the {figures['kernels']:.0f} kernels of `{family}`, hashes checked, for the first time | "
-                f"{figures['first-ms']:.0f} ms | {MOST_OPENING_MS:.0f} ms |"
+                f"| opening the {row['kernels']:.0f} kernels of `{family}`, hashes checked, for the first time | "
+                f"{row['first-ms']:.0f} ms | {MOST_OPENING_MS:.0f} ms |"
             )
     return "\n".join(lines)
 
@@ -398,14 +398,14 @@ def _checks_line(checks: Mapping[str, Mapping[str, Any]]) -> str:
     return textwrap.fill(f"Passed there: {', '.join(told)}.", _WIDTH, break_on_hyphens=False)
 
 
-def refreshed(text: str, folder: Path = report.BENCH) -> str:
+def refreshed(text: str, folder: Path = figures.BENCH) -> str:
     """The page with what is stored between its markers.
 
     Raises:
         SsmError: nothing is stored, or the page has not the markers.
     """
-    tables = "\n\n".join(page_table(found) for found in report.stored(SUITE, folder))
-    return report.between(text, SUITE, tables, PAGE.name)
+    tables = "\n\n".join(page_table(found) for found in figures.stored(SUITE, folder))
+    return readme_tables.between(text, SUITE, tables, PAGE.name)
 
 
 #: Lines of what the binaries print that are kept: of tests their verdicts.
@@ -424,7 +424,7 @@ def _printed(out: Path) -> dict[str, str]:
     return found
 
 
-def keep(out: Path, folder: Path = report.BENCH, page: Path = PAGE) -> Path:
+def keep(out: Path, folder: Path = figures.BENCH, page: Path = PAGE) -> Path:
     """Put OUT/native.json into the stored figures, part by part, what was printed beside it; bring the page in line.
 
     Raises:
@@ -437,7 +437,7 @@ def keep(out: Path, folder: Path = report.BENCH, page: Path = PAGE) -> Path:
     failed = found.get("failed", {}) | {n: c["failed"] for n, c in found.get("checks", {}).items() if "failed" in c}
     if failed:
         raise SsmError(f"figures of which no part failed were wanted, found {failed}")
-    path = folder / report.device_slug(found["device"]) / f"{SUITE}.json"
+    path = folder / figures.device_slug(found["device"]) / f"{SUITE}.json"
     before = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
     toolchain.publish(path, manifest.dump(before | found))
     for name, printed in _printed(out).items():

@@ -195,9 +195,7 @@ def unusable(spec: KernelSpec, device: Device | None) -> str:
         return ""
     if device.target not in TARGETS:
         return f"target {device.target} is not one of {', '.join(TARGETS)}"
-    # A device runs code for its exact target as well.
-    exact = str(getattr(spec, "exact", ""))
-    reason = spec.excluded(exact if exact == f"{device.target}a" else device.target)
+    reason = spec.excluded(spec.image_target(device.target))
     if not reason and 0 < device.shared_limit < spec.shared_bytes:
         reason = f"needs {spec.shared_bytes} bytes of shared memory, {device.name} allows {device.shared_limit}"
     return reason

@@ -21,7 +21,7 @@ from pyharness.build import Track, silent
 from pyharness.catalogue import CATALOGUE
 from pyharness.errors import DeviceError, NoKernel
 from pyharness.families.recurrent import RecurrentSpec
-from pyharness.report import stored_path
+from pyharness.figures import stored_path
 from pyharness.select import Features
 from pyharness.spec import KernelSpec, parse_id
 from pyharness.workload import Point
