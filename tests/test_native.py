@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from pyharness import manifest, native, report, select
+from pyharness import figures, manifest, native, select
 from pyharness.errors import SsmError
 
 BENCH = """goos: linux
@@ -113,7 +113,7 @@ def test_the_page_shows_what_is_stored() -> None:
 
 
 def test_the_stored_figures_are_within_what_was_wanted() -> None:
-    for found in report.stored(native.SUITE):
+    for found in figures.stored(native.SUITE):
         assert found["benchmarks"]["CUDASSMScanLaunch"]["ns-added/launch"] <= 1e3 * native.MOST_ADDED_US
         openings = [one["first-ms"] for name, one in found["benchmarks"].items() if "Open/" in name]
         assert len(openings) == 4
