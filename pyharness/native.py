@@ -16,6 +16,7 @@ import re
 import statistics
 import subprocess
 import sys
+import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime, timezone
@@ -42,7 +43,8 @@ TIMED: tuple[KernelSpec, ...] = (
 )
 #: ssmvet's points by name: sequences and tokens.
 POINTS = {"prefill_1x4096": (1, 4096), "decode_16x1": (16, 1)}
-_CALLS, _ROUNDS = 40, 5
+#: Calls of a round as ssmvet has them, by kind: what starts a round is to be little of it.
+_CALLS, _ROUNDS = {"prefill": 40, "decode": 200}, 5
 #: Seconds that a binary may take.
 LIMIT = 80
 _FAMILIES = ("recurrent", "update", "ssd", "selective")
@@ -182,6 +184,12 @@ def stack_figures(text: str) -> dict[str, Any]:
     }
 
 
+def job_of(spec: KernelSpec) -> str:
+    """What a kernel is for: "decode" or "prefill"."""
+    few = isinstance(spec, RecurrentSpec) and spec.few_tokens
+    return "decode" if few or isinstance(spec, UpdateSpec) else "prefill"
+
+
 def shipped(folder: Path, spec: KernelSpec, target: str) -> toolchain.Image:
     """The image that a folder of `build` has, which is the one of the manifest.
 
@@ -209,7 +217,7 @@ def pycuda_times(folder: Path, kernels: Sequence[KernelSpec], ordinal: int = 0) 
         job = name.split("_")[0]
         for io in ("f32", "bf16"):
             point = Point(job, sequences, tokens, job == "decode", io=io)
-            own = [s for s in kernels if s.io == io and not s.refusal(point.geometry)]
+            own = [spec for spec in kernels if spec.io == io and job_of(spec) == job]
             if not own:
                 continue
             workload = Workload(device, point)
@@ -217,12 +225,12 @@ def pycuda_times(folder: Path, kernels: Sequence[KernelSpec], ordinal: int = 0) 
                 arguments, plan = workload.arguments(spec), spec.plan(point.geometry)
                 kernel = device.kernel(spec, shipped(folder, spec, image_target(spec, device.capability, device.name)))
                 calls = [partial(kernel.launch, plan, each) for each in arguments]
-                found[spec.id, name] = _stream_time(device, calls)
+                found[spec.id, name] = _stream_time(device, calls, _CALLS[job])
             workload.free()
     return found
 
 
-def _stream_time(device: Any, calls: Sequence[Callable[[], None]]) -> float:
+def _stream_time(device: Any, calls: Sequence[Callable[[], None]], count: int) -> float:
     """Microseconds of a call, of calls that take turns."""
     rounds: list[float] = []
     turns = cycle(calls)
@@ -230,11 +238,11 @@ def _stream_time(device: Any, calls: Sequence[Callable[[], None]]) -> float:
         for _ in range(_ROUNDS + 1):
             start, end = device.driver.Event(), device.driver.Event()
             start.record(device.stream)
-            for _ in range(_CALLS):
+            for _ in range(count):
                 next(turns)()
             end.record(device.stream)
             end.synchronize()
-            rounds.append(1e3 * float(end.time_since(start)) / _CALLS)
+            rounds.append(1e3 * float(end.time_since(start)) / count)
     device.synchronize("timed calls")
     return statistics.median(rounds[1:])
 
@@ -317,6 +325,7 @@ def store(out: Path, parts: Mapping[str, Any]) -> Path:
 PAGE = toolchain.ROOT / "docs" / "embedding.md"
 #: Microseconds of CPU that a launch may add, milliseconds that opening a family may take, and Go's time over PyCUDA's.
 MOST_ADDED_US, MOST_OPENING_MS, MOST_RATIO = 3.0, 200.0, 1.02
+_WIDTH = 120
 
 
 def page_table(found: Mapping[str, Any]) -> str:
@@ -368,10 +377,12 @@ def _beside_table(rows: Sequence[Mapping[str, Any]]) -> str:
 def _stack_table(found: Mapping[str, Any]) -> str:
     rates = found["tokens_per_second"]
     shares = "; ".join(f"{one['percent']:.1f} % {one['phase']} `{one['kernel']}`" for one in found["shares"])
-    return (
+    return textwrap.fill(
         f"`examples/go`, a stack of 23 layers at the Nano geometry: prefill {rates['prefill']:.0f} tokens/s, decode "
         f"{rates['decode']:.0f} tokens/s of scan alone, rows against float64 {found['error']} allowed. Of its time: "
-        f"{shares}."
+        f"{shares}.",
+        _WIDTH,
+        break_on_hyphens=False,
     )
 
 
@@ -384,7 +395,7 @@ def _checks_line(checks: Mapping[str, Mapping[str, Any]]) -> str:
     told = [f"{checks[name]['passed']} {text}" for name, text in names.items() if "passed" in checks.get(name, {})]
     vetted = {name.removeprefix("ssmvet "): one for name, one in checks.items() if name.startswith("ssmvet ")}
     told += [f"{one['passed']} images of `{name}` by ssmvet" for name, one in vetted.items() if "passed" in one]
-    return f"Passed there: {', '.join(told)}."
+    return textwrap.fill(f"Passed there: {', '.join(told)}.", _WIDTH, break_on_hyphens=False)
 
 
 def refreshed(text: str, folder: Path = figures.BENCH) -> str:

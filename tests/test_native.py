@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from pyharness import manifest, native, select
+from pyharness import figures, manifest, native, select
 from pyharness.errors import SsmError
 
 BENCH = """goos: linux
@@ -75,7 +75,7 @@ def test_parts_are_stored_together_and_shown(tmp_path: Path) -> None:
     assert "| opening the 21 kernels of `update`, hashes checked, for the first time | 41 ms | 200 ms |" in text
     assert "| `ssd_a` | prefill_1x4096 | 101.50 | 100.00 | 1.015 |" in text
     assert "prefill 585142 tokens/s, decode 32508 tokens/s" in text
-    assert "Passed there: 32 launch tests with golden vectors, 9 runs of the C example, 15 images of `ssd`" in text
+    assert "Passed there: 32 launch tests with golden vectors, 9 runs of the C example, 15 images of `ssd` by" in text
     assert native.refreshed(text, bench) == text
     # Stored beside the benches, it is no problem that selection could take an entry from.
     assert select.refreshed_table(select.Table(), bench).entries == ()
@@ -104,3 +104,19 @@ def test_a_binary_that_fails_or_hangs_is_an_error_with_what_it_said(
 
 def test_what_is_timed_is_in_the_catalogue() -> None:
     assert {spec.id for spec in native.TIMED} <= set(manifest.ids())
+
+
+def test_the_page_shows_what_is_stored() -> None:
+    text = native.PAGE.read_text(encoding="utf-8")
+    hint = "docs/embedding.md is stale: run `python -m pyharness.native store OUT`"
+    assert native.refreshed(text) == text, hint
+
+
+def test_the_stored_figures_are_within_what_was_wanted() -> None:
+    for found in figures.stored(native.SUITE):
+        assert found["benchmarks"]["CUDASSMScanLaunch"]["ns-added/launch"] <= 1e3 * native.MOST_ADDED_US
+        openings = [one["first-ms"] for name, one in found["benchmarks"].items() if "Open/" in name]
+        assert len(openings) == 4
+        assert max(openings) <= native.MOST_OPENING_MS
+        assert {row["kernel"] for row in found["beside"]} == {spec.id for spec in native.TIMED}
+        assert max(row["ratio"] for row in found["beside"]) <= native.MOST_RATIO
