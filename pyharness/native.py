@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import re
 import statistics
 import subprocess
@@ -86,8 +87,10 @@ def build(folder: Path, arch: str = "sm_90,sm_90a") -> list[Path]:
 # Running.
 
 
-def run(command: Sequence[str], folder: Path, out: Path, name: str) -> str:
-    """Run a binary, keep what it prints in OUT/name.txt, and give it.
+def run(
+    command: Sequence[str], folder: Path, out: Path, name: str, environment: Mapping[str, str] | None = None
+) -> str:
+    """Run a binary, in another environment if one is given, keep what it prints in OUT/name.txt, and give it.
 
     Raises:
         SsmError: it failed.
@@ -97,7 +100,13 @@ def run(command: Sequence[str], folder: Path, out: Path, name: str) -> str:
     with path.open("w", encoding="utf-8") as file:
         try:
             code = subprocess.run(
-                list(command), cwd=folder, stdout=file, stderr=subprocess.STDOUT, check=False, timeout=LIMIT
+                list(command),
+                cwd=folder,
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                check=False,
+                timeout=LIMIT,
+                env=environment,
             ).returncode
             ended = f"ended with {code}" if code else ""
         except subprocess.TimeoutExpired:
@@ -111,6 +120,17 @@ def run(command: Sequence[str], folder: Path, out: Path, name: str) -> str:
 def _tests(folder: Path, out: Path, name: str) -> dict[str, Any]:
     text = run([f"./{name}", "-test.v"], folder, out, name)
     return {"passed": len(re.findall(r"--- PASS", text)), "skipped": len(re.findall(r"--- SKIP", text))}
+
+
+def _devices(folder: Path, out: Path) -> dict[str, Any]:
+    """Goroutines on every device of the machine, also those that this process was not given."""
+    every = {name: value for name, value in os.environ.items() if name != "CUDA_VISIBLE_DEVICES"}
+    command = ["./example.test", "-test.v", "-test.run", "TestManyGoroutinesAndTwoDevices"]
+    text = run(command, folder, out, "devices", every)
+    count = re.search(r"(\d+) devices$", text, re.MULTILINE)
+    if count is None or "--- PASS: TestManyGoroutinesAndTwoDevices " not in text:
+        raise SsmError(f"goroutines were to scan on all devices, found:\n{text[-2000:]}")
+    return {"devices": int(count[1])}
 
 
 def _c_example(folder: Path, out: Path) -> dict[str, Any]:
@@ -291,6 +311,7 @@ def time(folder: Path, out: Path) -> dict[str, Any]:
     bench = ["./example.test", "-test.run", "^$", "-test.bench", ".", "-test.benchtime", "200ms"]
     part("benchmarks", lambda: benchmarks(run(bench, folder, out, "bench")))
     part("stack", lambda: stack_figures(run(["./stack"], folder, out, "stack")))
+    part("goroutines", lambda: _devices(folder, out))
     part("beside", lambda: beside_pycuda(folder, out))
     return found
 
@@ -336,7 +357,7 @@ def page_table(found: Mapping[str, Any]) -> str:
         if name in found:
             parts.append(table(found[name]))
     if "checks" in found:
-        parts.append(_checks_line(found["checks"]))
+        parts.append(_checks_line(found["checks"], found.get("goroutines", {}).get("devices", 1)))
     return "\n\n".join(parts)
 
 
@@ -386,7 +407,7 @@ def _stack_table(found: Mapping[str, Any]) -> str:
     )
 
 
-def _checks_line(checks: Mapping[str, Mapping[str, Any]]) -> str:
+def _checks_line(checks: Mapping[str, Mapping[str, Any]], devices: int) -> str:
     names = {
         "golden": "launch tests with golden vectors",
         "engine": "tests of an engine",
@@ -394,6 +415,7 @@ def _checks_line(checks: Mapping[str, Mapping[str, Any]]) -> str:
     }
     told = [f"{checks[name]['passed']} {text}" for name, text in names.items() if "passed" in checks.get(name, {})]
     vetted = {name.removeprefix("ssmvet "): one for name, one in checks.items() if name.startswith("ssmvet ")}
+    told += [f"goroutines on {devices} devices at once"] if devices > 1 else []
     told += [f"{one['passed']} images of `{name}` by ssmvet" for name, one in vetted.items() if "passed" in one]
     return textwrap.fill(f"Passed there: {', '.join(told)}.", _WIDTH, break_on_hyphens=False)
 
@@ -414,7 +436,12 @@ _KEPT = re.compile(r"^\s*(--- |ok |PASS|FAIL|WRONG|Benchmark|cpu:|[\d.]+ % |pref
 
 def _printed(out: Path) -> dict[str, str]:
     """What the test binaries, the example and the C example printed, by name."""
-    names = {"tests": ("ssmscan.test", "example.test"), "bench": ("bench",), "stack": ("stack",), "c": ("scan",)}
+    names = {
+        "tests": ("ssmscan.test", "example.test", "devices"),
+        "bench": ("bench",),
+        "stack": ("stack",),
+        "c": ("scan",),
+    }
     found = {}
     for name, files in names.items():
         paths = [out / f"{file}.txt" for file in files if (out / f"{file}.txt").is_file()]

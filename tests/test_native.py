@@ -65,7 +65,8 @@ def test_parts_are_stored_together_and_shown(tmp_path: Path) -> None:
     )
     native.keep(tmp_path / "proved", bench, page)
     assert (bench / "a-card" / "native-tests.txt").read_text() == "--- PASS: TestA (0.01s)\n"
-    times = {"benchmarks": native.benchmarks(BENCH), "stack": native.stack_figures(STACK), "beside": BESIDE}
+    devices = {"goroutines": {"devices": 2}}
+    times = devices | {"benchmarks": native.benchmarks(BENCH), "stack": native.stack_figures(STACK), "beside": BESIDE}
     path = native.keep(stored(tmp_path / "timed", **times), bench, page)
     assert path == bench / "a-card" / "native.json"
     assert json.loads(path.read_text()) == DEVICE | times | {"checks": CHECKS}
@@ -75,7 +76,9 @@ def test_parts_are_stored_together_and_shown(tmp_path: Path) -> None:
     assert "| opening the 21 kernels of `update`, hashes checked, for the first time | 41 ms | 200 ms |" in text
     assert "| `ssd_a` | prefill_1x4096 | 101.50 | 100.00 | 1.015 |" in text
     assert "prefill 585142 tokens/s, decode 32508 tokens/s" in text
-    assert "Passed there: 32 launch tests with golden vectors, 9 runs of the C example, 15 images of `ssd` by" in text
+    assert (
+        "Passed there: 32 launch tests with golden vectors, 9 runs of the C example, goroutines on 2 devices at" in text
+    )
     assert native.refreshed(text, bench) == text
     # Stored beside the benches, it is no problem that selection could take an entry from.
     assert select.refreshed_table(select.Table(), bench).entries == ()
