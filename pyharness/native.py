@@ -28,20 +28,12 @@ from typing import Any
 
 from pyharness import figures, golden, gpus, manifest, package, readme_tables, toolchain
 from pyharness.errors import SsmError
-from pyharness.families import RecurrentSpec, SsdSpec, UpdateSpec
-from pyharness.spec import KernelSpec
+from pyharness.families import RecurrentSpec, UpdateSpec
+from pyharness.select import Device, Features, choose
+from pyharness.spec import KernelSpec, parse_id
 from pyharness.workload import Point, Workload
 
 SUITE = "native"
-#: Kernels that are timed from Go and by PyCUDA, those of the catalogue that are selected at the Nano geometry.
-TIMED: tuple[KernelSpec, ...] = (
-    RecurrentSpec(d_state=128),
-    RecurrentSpec(d_state=128, lanes=16, rows=8, warps=1, chunk=2),
-    UpdateSpec(d_state=128, head_dim=64),
-    UpdateSpec(d_state=128, head_dim=64, io="bf16"),
-    SsdSpec(d_state=128, rows=16, warps=4, segments=8, precision="split"),
-    SsdSpec(d_state=128, rows=16, warps=16, segments=4, io="bf16", exact="sm_90a"),
-)
 #: ssmvet's points by name: sequences and tokens.
 POINTS = {"prefill_1x4096": (1, 4096), "decode_16x1": (16, 1)}
 #: Calls of a round as ssmvet has them, by kind: what starts a round is to be little of it.
@@ -49,6 +41,23 @@ _CALLS, _ROUNDS = {"prefill": 40, "decode": 200}, 5
 #: Seconds that a binary may take.
 LIMIT = 80
 _FAMILIES = ("recurrent", "update", "ssd", "selective")
+
+
+def timed(device: Device) -> tuple[KernelSpec, ...]:
+    """What is timed from Go and by PyCUDA: what selection takes at the Nano geometry, of all families, of recurrent."""
+    found: dict[str, KernelSpec] = {}
+    for name in POINTS:
+        for io in ("f32", "bf16"):
+            features = Features(_point(name, io).geometry, io, "f32")
+            for family in (None, RecurrentSpec.family):
+                chosen = choose(features, device, family=family).id
+                found[chosen] = parse_id(chosen)
+    return tuple(found.values())
+
+
+def _point(name: str, io: str) -> Point:
+    (sequences, tokens), job = POINTS[name], name.split("_")[0]
+    return Point(job, sequences, tokens, job == "decode", io=io)
 
 
 # Building.
@@ -233,10 +242,10 @@ def pycuda_times(folder: Path, kernels: Sequence[KernelSpec], ordinal: int = 0) 
     from pyharness.device import get, image_target
 
     device, found = get(ordinal), {}
-    for name, (sequences, tokens) in POINTS.items():
+    for name in POINTS:
         job = name.split("_")[0]
         for io in ("f32", "bf16"):
-            point = Point(job, sequences, tokens, job == "decode", io=io)
+            point = _point(name, io)
             own = [spec for spec in kernels if spec.io == io and job_of(spec) == job]
             if not own:
                 continue
@@ -268,17 +277,20 @@ def _stream_time(device: Any, calls: Sequence[Callable[[], None]], count: int) -
 
 
 def beside_pycuda(folder: Path, out: Path, turns: int = 2) -> list[dict[str, Any]]:
-    """The kernels of TIMED from Go and by PyCUDA in turn: a row a kernel and point with both and their ratio."""
+    """What `timed` names, from Go and by PyCUDA in turn: a row a kernel and point with both and their ratio."""
+    from pyharness.device import identity
+
+    kernels = timed(Device(*identity()))
     go: dict[tuple[str, str], list[float]] = {}
     theirs: dict[tuple[str, str], list[float]] = {}
     for turn in range(turns):
         target = out.resolve() / f"ssmvet-timed-{turn}.json"
-        names = ",".join(spec.id for spec in TIMED)
+        names = ",".join(spec.id for spec in kernels)
         run(["./ssmvet", "-kernels", names, "-out", str(target)], folder, out, f"ssmvet-timed-{turn}")
         for image in json.loads(target.read_text(encoding="utf-8"))["images"].values():
             for point, us in image["microseconds"].items():
                 go.setdefault((image["kernel"], point), []).append(us)
-        for key, us in pycuda_times(folder, TIMED).items():
+        for key, us in pycuda_times(folder, kernels).items():
             theirs.setdefault(key, []).append(us)
     return [
         {
@@ -327,7 +339,7 @@ def document(parts: Mapping[str, Any]) -> dict[str, Any]:
         "target": gpu.target,
         "driver": driver.version,
         "cuda": driver.cuda,
-        "compiler": manifest.read(TIMED[0].id).compiler,
+        "compiler": toolchain.PINNED_VERSION,
         "date": datetime.now(timezone.utc).date().isoformat(),
         **parts,
     }
