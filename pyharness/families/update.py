@@ -118,6 +118,11 @@ class UpdateSpec(KernelSpec):
         return self.rows * self.lanes // self.threads
 
     @property
+    def together(self) -> int:
+        """Rows of a lane whose state is held in f32 at once where a sequence has several tokens."""
+        return max(1, min(self.row_tile, 16 // self.slice))
+
+    @property
     def most_tokens(self) -> int:
         return MAX_TOKENS
 
