@@ -256,7 +256,7 @@ def test_8_bit_states_round_trip() -> None:
     stored[0, 0, 1] = 0
     scale = rng.uniform(0.01, 1, (2, 1, 4)).astype(np.float32)
     scale[0, 0, 1] = 0
-    scale[0, 0, 2] = 1e-38
+    scale[0, 0, 2] = 2e-38
     plain = draw(53, Shape((1,), 1, 4, 48), Options(state=None, dt_bias=False, softplus=False))
     spec = UpdateSpec(d_state=48, state="i8")
     problem = replace(plain, dt=np.zeros((1, 1), np.float32), state=stored, state_scale=scale, dt_softplus=False)
@@ -312,29 +312,44 @@ BREAKS = (
     ("carry of the state", "s[r] + i * kPiece + 4 * q, decay", "s[r] + i * kPiece, decay", "i8"),
     ("group of a head", "group = group_of(a, w.head)", "group = w.head % a.groups", "f32"),
     ("half of a division", "static_cast<float>(a) + 0.5f", "static_cast<float>(a) - 0.5f", "f32"),
-    ("slot of the final state", "store_rows<kFast>(a, s, final,", "store_rows<kFast>(a, s, a.write_slots[0],", "f32"),
+    ("slot of the final state", "slot = final;", "slot = a.write_slots[0];", "f32"),
     ("fresh state", "return e.resume && e.read", "return e.read", "f32"),
     ("empty sequence", "e.end <= e.begin && initial == write", "e.end <= e.begin", "f32"),
-    ("checkpoint", "if (uniform(slot >= 0 && slot < a.slots))", "if (uniform(slot > 1000))", "f32"),
-    ("row that is stored", "y[t * a.y_stride] =", "y[t * a.y_stride - at.own + at.row] =", "f32"),
-    ("D", "out = fmaf(D, to_f32(token.own_x), out)", "out = fmaf(D, to_f32(token.x[0]), out)", "f32"),
+    ("checkpoint", "slot = a.checkpoint_slots[t];", "slot = -1;", "f32"),
+    ("row that is stored", "row0 + at.own + t * a.y_stride : -1", "row0 + at.row + t * a.y_stride : -1", "f32"),
+    ("D", "token.x.at(folded_index<kLanes, kCount>(at.lane))", "token.x.at(0)", "f32"),
     ("next token", "token = next;", ";", "f32"),
-    ("sum over lanes", "sum_lanes(rows[0], kLanes / kRowTile)", "rows[0]", "f32"),
-    ("row scale", "largest = max(largest, __shfl_xor_sync(kWholeWarp, largest, bit));", "", "i8"),
-    ("scale read", "to[1] *= scales[r]", "to[1] *= scales[0]", "i8"),
+    ("sum over lanes", "sum_lanes(rows[0], kLanes / kCount)", "rows[0]", "f32"),
+    ("lane of a step", "__shfl_sync(kWholeWarp, d_of_lane, turn)", "d_of_lane", "f32"),
+    ("row scale", "largest = larger_magnitude(largest, __shfl_xor_sync(kWholeWarp, largest, bit));", "", "i8"),
+    ("scale read", "decay * decays[r] : decay", "decay : decay", "i8"),
+    ("scale read once", "decays[r] = 1.f;\n        store_y", "decays[r] *= 1.f;\n        store_y", "i8"),
+    ("state of an empty sequence", "s[r][n] *= decays[r];", ";", "i8"),
     ("rows that are not there", "kWholeRuns || r < valid_rows", "true", "f32"),
-    ("token of a draw", "a, s, slot, t - begin, row0", "a, s, slot, 0, row0", "bf16"),
+    ("token of a draw", "a, s, slot, token_index, row0", "a, s, slot, 0, row0", "bf16"),
+    ("usual step: offsets", "(e.begin == t) & (e.end == t + 1) &", "", "f32"),
+    ("usual step: fresh state", "(e.resume != 0) &", "", "f32"),
+    ("usual step: padding", "(e.read != a.pad_slot) &", "", "f32"),
+    ("usual step: checkpoints", "!a.checkpoint_slots &", "", "f32"),
+    ("usual step: draws", "!(kRounds && a.rounding_key)", "true", "bf16"),
+    ("usual step: slot of the final state", "in_slot, e.read, final);", "in_slot, e.read, e.read);", "f32"),
+    ("usual step: group", "row0, group_of(a, w.head), at, t)", "row0, w.head % a.groups, at, t)", "f32"),
+    ("usual step: scale read", "decay * scales[r] : decay", "decay * scales[0] : decay", "i8"),
+    ("usual step: scale written", "final * a.state_scale_stride + row0", "initial * a.state_scale_stride + row0", "i8"),
+    ("usual step: columns", "round_nearest(stored[r][i], q, s + i", "round_nearest(stored[r][i], q, s + 0 * i", "f32"),
 )
 
 
 def exercising(state: str) -> Iterator[tuple[ScanProblem, UpdateSpec]]:
-    """Problems that reach every line, with and without vectors."""
-    for d_state in (48, 38):
-        options = Options(state=state, z=True, checkpoints=2, slots="moved", fresh="mixed", key=state == "bf16")
-        yield (
-            draw(31, Shape((1, 4, 8, 0), 6, 13, d_state, 2), options),
-            UpdateSpec(d_state=d_state, state=state, warps=1),
-        )
+    """Problems that reach every line: with and without vectors, of one token a sequence and of several."""
+    several = Options(state=state, z=True, checkpoints=2, slots="moved", fresh="mixed", key=state == "bf16")
+    one = Options(state=state, z=True, slots="moved", fresh="mixed", padding=3)
+    for head_dim, d_state in ((12, 48), (13, 38)):
+        spec = UpdateSpec(d_state=d_state, state=state, warps=1)
+        yield draw(31, Shape((1, 4, 8, 0), 6, head_dim, d_state, 2), several), spec
+        yield draw(32, Shape((1,) * 7, 6, head_dim, d_state, 2), one), spec
+    # More pieces than lanes.
+    yield draw(33, Shape((1, 1), 2, 8, 48), one), UpdateSpec(d_state=48, state=state, warps=1, lanes=2, rows=32)
 
 
 @pytest.mark.parametrize("state", ["f32", "bf16", "i8"])
@@ -378,7 +393,7 @@ def test_a_vector_access_off_its_alignment_is_found() -> None:
 def test_an_output_that_is_not_stored_is_found(state: str) -> None:
     problem, spec = next(exercising(state))
     source = render(spec)
-    store = re.compile(r"^ *y\[.*\] = from_f32<Io>\(out\);$", re.MULTILINE)
+    store = re.compile(r"^ *if \(to\.at >= 0\) .* = from_f32<Io>\(out\);$", re.MULTILINE)
     assert len(store.findall(source)) == 1
     with pytest.raises(EmulatorError) as caught:
         run_text(store.sub(";", source), spec, problem)

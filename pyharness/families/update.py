@@ -22,7 +22,7 @@ MAX_TOKENS = 8
 MAX_D_STATE = 1024
 MAX_HEAD_DIM = 1024
 #: Most state elements of a lane, and most pieces of one row.
-MAX_ELEMENTS = 64
+MAX_ELEMENTS = 128
 MAX_PIECES = 16
 MAX_WARPS = 8
 _ACCESS_BYTES = 16

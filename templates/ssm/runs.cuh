@@ -1,3 +1,17 @@
+// v[index], by halves: with an index that differs from lane to lane the array must not leave its registers.
+template <typename T, int kCount>
+__device__ __forceinline__ T pick(const T (&v)[kCount], int index) {
+  T left[kCount];
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) left[i] = v[i];
+#pragma unroll
+  for (int half = kCount / 2; half >= 1; half /= 2) {
+#pragma unroll
+    for (int i = 0; i < half; ++i) left[i] = index & half ? left[i + half] : left[i];
+  }
+  return left[0];
+}
+
 // x of neighbouring rows of one head as it is stored, four bytes a word.
 using IoBits = typename BitsOf<sizeof(Io)>::type;
 
@@ -6,16 +20,7 @@ struct Run {
   static constexpr int kWords = (kCount * static_cast<int>(sizeof(Io)) + 3) / 4;
   uint32_t w[kWords];
   __device__ __forceinline__ Io at(int r) const {
-    const int word = r * static_cast<int>(sizeof(Io)) / 4;
-    uint32_t left[kWords];
-#pragma unroll
-    for (int i = 0; i < kWords; ++i) left[i] = w[i];
-#pragma unroll
-    for (int half = kWords / 2; half >= 1; half /= 2) {
-#pragma unroll
-      for (int i = 0; i < half; ++i) left[i] = word & half ? left[i + half] : left[i];
-    }
-    return element_of(left[0] >> (r * 8 * sizeof(Io) % 32), Io());
+    return element_of(pick(w, r * static_cast<int>(sizeof(Io)) / 4) >> (r * 8 * sizeof(Io) % 32), Io());
   }
 };
 
