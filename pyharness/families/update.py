@@ -120,7 +120,8 @@ class UpdateSpec(KernelSpec):
     @property
     def together(self) -> int:
         """Rows of a lane whose state is held in f32 at once where a sequence has several tokens."""
-        return max(1, min(self.row_tile, 16 // self.slice))
+        # Of f16, whose stochastic rounding takes most registers, fewer.
+        return max(1, min(self.row_tile, (8 if self.state == "f16" else 16) // self.slice))
 
     @property
     def most_tokens(self) -> int:
