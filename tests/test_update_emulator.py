@@ -109,6 +109,8 @@ def test_every_kernel_of_the_catalogue(spec: UpdateSpec) -> None:
     assert_right(draw(41, Shape((4, 2), 1, head_dim, spec.d_state), plain), spec)
     assert_right(draw(42, Shape((3, 1), 2, head_dim, spec.d_state, 2), replace(every, order=True, dt_f32=False)), spec)
     assert_right(draw(43, Shape((2, 1), 1, head_dim, spec.d_state), odd), spec)
+    usual = replace(plain, z=True, packed=True, gap=8, dt_f32=False, slots="moved", order=True)
+    assert_right(draw(44, Shape((1, 1, 1), 1, spec.head_dim or 8, spec.d_state), usual), spec)
 
 
 #: Heads and batch are cut, nothing else.
