@@ -345,13 +345,18 @@ BREAKS = (
 def exercising(state: str) -> Iterator[tuple[ScanProblem, UpdateSpec]]:
     """Problems that reach every line: with and without vectors, of one token a sequence and of several."""
     several = Options(state=state, z=True, checkpoints=2, slots="moved", fresh="mixed", key=state == "bf16")
-    one = Options(state=state, z=True, slots="moved", fresh="mixed", padding=3)
+    one = Options(state=state, z=True, slots="moved", fresh="mixed")
     for head_dim, d_state in ((12, 48), (13, 38)):
         spec = UpdateSpec(d_state=d_state, state=state, warps=1)
-        yield draw(31, Shape((1, 4, 8, 0), 6, head_dim, d_state, 2), several), spec
-        yield draw(32, Shape((1,) * 7, 6, head_dim, d_state, 2), one), spec
-    # More pieces than lanes.
-    yield draw(33, Shape((1, 1), 2, 8, 48), one), UpdateSpec(d_state=48, state=state, warps=1, lanes=2, rows=32)
+        yield draw(31, Shape((1, 1, 4, 8, 0), 6, head_dim, d_state, 2), several), spec
+        singles = draw(32, Shape((1,) * 5, 6, head_dim, d_state, 2), one)
+        assert singles.read_slots is not None
+        yield replace(singles, pad_slot=int(singles.read_slots[-1])), spec
+    # Several pieces a lane; sequences of several tokens that nothing but the offsets tells.
+    yield (
+        draw(33, Shape((1, 3, 1), 2, 8, 48), replace(one, fresh="none", key=state == "bf16")),
+        UpdateSpec(d_state=48, state=state, warps=1, lanes=2, rows=32),
+    )
 
 
 @pytest.mark.parametrize("state", ["f32", "bf16", "i8"])
