@@ -11,9 +11,14 @@ __device__ __forceinline__ Work find_work_at_once(const ScanArgs& a, int64_t ite
   const uint32_t runs = (head_dim + rows - 1u) / rows;
   const int64_t of_entry = static_cast<int64_t>(a.heads) * runs;
   if (__builtin_expect(item >= kShort || of_entry >= kShort, false)) return find_work(a, item, rows);
-  const uint32_t short_item = static_cast<uint32_t>(item);
-  const uint32_t entry = divide_short(short_item, static_cast<uint32_t>(of_entry));
+  const uint32_t short_item = static_cast<uint32_t>(item), heads = static_cast<uint32_t>(a.heads);
   const uint32_t row_of_heads = kHeadDim ? short_item / runs : divide_short(short_item, runs);
+  uint32_t entry;
+  if (kHeadDim && (heads & (heads - 1)) == 0) {
+    entry = row_of_heads >> (31 - __clz(heads));  // the usual number of heads
+  } else {
+    entry = divide_short(short_item, static_cast<uint32_t>(of_entry));
+  }
   Work w;
   w.entry = entry;
   w.head = static_cast<int>(row_of_heads - entry * a.heads);
