@@ -347,20 +347,19 @@ BREAKS = (
 
 def exercising(state: str) -> Iterator[tuple[ScanProblem, UpdateSpec]]:
     """Problems that reach every line: with and without vectors, of one token a sequence and of several."""
-    several = Options(state=state, z=True, checkpoints=2, slots="moved", fresh="mixed", key=state == "bf16")
-    one = Options(state=state, z=True, slots="moved", fresh="mixed")
+    one = Options(state=state, z=True, slots="moved")
+    several = replace(one, checkpoints=2, key=state == "bf16")
     for head_dim, d_state in ((12, 48), (13, 38)):
         spec = UpdateSpec(d_state=d_state, state=state, warps=1)
-        yield draw(31, Shape((1, 1, 4, 0, 8, 0), 6, head_dim, d_state, 2), several), spec
+        mixed = draw(31, Shape((1, 1, 4, 0, 8, 0), 6, head_dim, d_state, 2), several)
+        yield replace(mixed, resume=np.array([0, 1, 0, 1, 1, 0], np.uint8)), spec
         singles = draw(32, Shape((1,) * 5, 6, head_dim, d_state, 2), one)
         assert singles.read_slots is not None
-        # Fresh sequences name a slot of the pool, which is not looked at.
-        slots = np.where(singles.read_slots < 0, singles.read_slots.max(), singles.read_slots)
-        yield replace(singles, read_slots=slots), spec
-        yield replace(singles, pad_slot=int(singles.read_slots.max())), spec
+        yield replace(singles, resume=np.array([1, 0, 1, 1, 0], np.uint8)), spec
+        yield replace(singles, pad_slot=int(singles.read_slots[1])), spec
     # Several pieces a lane; sequences of several tokens that nothing but the offsets tells.
     yield (
-        draw(33, Shape((1, 3, 1), 2, 8, 48), replace(one, fresh="none", key=state == "bf16")),
+        draw(33, Shape((1, 3, 1), 2, 8, 48), replace(one, key=state == "bf16")),
         UpdateSpec(d_state=48, state=state, warps=1, lanes=2, rows=32),
     )
 
