@@ -64,9 +64,9 @@ def test_any_problem_matches_the_oracle(io: str, state: str, data: st.DataObject
 @SETTINGS
 @given(data=st.data())
 def test_any_problem_matches_the_oracle_where_vectors_fit(io: str, state: str, data: st.DataObject) -> None:
-    """48 columns take 16-byte accesses in every type; a lane holds two tokens at once."""
+    """48 columns take 16-byte accesses in every type; a lane asks for four tokens at once."""
     assert_right(
-        data.draw(problems(48, io, state, most_tokens=MAX_TOKENS)), UpdateSpec(d_state=48, io=io, state=state, chunk=2)
+        data.draw(problems(48, io, state, most_tokens=MAX_TOKENS)), UpdateSpec(d_state=48, io=io, state=state, chunk=4)
     )
 
 
@@ -317,21 +317,22 @@ BREAKS = (
     ("carry of the state", "s[r] + i * kPiece + 4 * q, decay", "s[r] + i * kPiece, decay", "i8"),
     ("group of a head", "group = group_of(a, w.head)", "group = w.head % a.groups", "f32"),
     ("half of a division", "static_cast<float>(a) + 0.5f", "static_cast<float>(a) - 0.5f", "f32"),
-    ("slot of the final state", "slot = final;", "slot = a.write_slots[0];", "f32"),
+    ("slot of the final state", "int64_t slot = final;", "int64_t slot = a.write_slots[0];", "f32"),
     ("fresh state", "return e.resume && e.read", "return e.read", "f32"),
     ("empty sequence", "e.end <= e.begin && initial == write", "e.end <= e.begin", "f32"),
-    ("checkpoint", "slot = a.checkpoint_slots[t];", "slot = -1;", "f32"),
+    ("checkpoint", "slot = a.checkpoint_slots[t + i];", "slot = -1;", "f32"),
+    ("last checkpoint", "? a.checkpoint_slots[end - 1] : -1", "? -1 : -1", "f32"),
     ("row that is stored", "row0 + at.own + t * a.y_stride : -1", "row0 + at.row + t * a.y_stride : -1", "f32"),
     ("D", "token.x.at(folded_index<kLanes, kCount>(at.lane))", "token.x.at(0)", "f32"),
-    ("next token", "token = next;", ";", "f32"),
+    ("tokens of a chunk", "group, at, min(t + i, end - 1))", "group, at, t)", "f32"),
     ("sum over lanes", "sum_lanes(rows[0], kLanes / kCount)", "rows[0]", "f32"),
-    ("lane of a step", "__shfl_sync(kWholeWarp, d_of_lane, turn)", "d_of_lane", "f32"),
+    ("lane of a step", "__shfl_sync(kWholeWarp, d_of_lane, turn + i)", "d_of_lane", "f32"),
     ("row scale", "largest = larger_magnitude(largest, __shfl_xor_sync(kWholeWarp, largest, bit));", "", "i8"),
     ("scale read", "decay * decays[r] : decay", "decay : decay", "i8"),
     ("scale read once", "decays[r] = 1.f;\n        store_y", "decays[r] *= 1.f;\n        store_y", "i8"),
     ("state of an empty sequence", "s[r][n] *= decays[r];", ";", "i8"),
     ("rows that are not there", "kWholeRuns || r < valid_rows", "true", "f32"),
-    ("token of a draw", "a, s, slot, token_index, row0", "a, s, slot, 0, row0", "bf16"),
+    ("token of a draw", "a, s, slot, t + i - begin, row0", "a, s, slot, 0, row0", "bf16"),
     ("usual step: offsets", "(e.begin == t) & (e.end == t + 1) &", "", "f32"),
     ("usual step: fresh state", "(e.resume != 0) &", "", "f32"),
     ("usual step: padding", "(e.read != a.pad_slot) &", "", "f32"),
@@ -360,7 +361,7 @@ def exercising(state: str) -> Iterator[tuple[ScanProblem, UpdateSpec]]:
     # Several pieces a lane; sequences of several tokens that nothing but the offsets tells.
     yield (
         draw(33, Shape((1, 3, 1), 2, 8, 48), replace(one, key=state == "bf16")),
-        UpdateSpec(d_state=48, state=state, warps=1, lanes=2, rows=32),
+        UpdateSpec(d_state=48, state=state, warps=1, lanes=2, rows=32, chunk=2),
     )
 
 

@@ -1,3 +1,4 @@
+#include "opaque.cuh"
 // The numbers of one entry of a launch's sequence list, asked for together, so that they are waited for once. What they
 // mean for the state and for the rest are questions of their own: the state's loads wait for no other answer.
 struct Entry {
@@ -10,16 +11,17 @@ struct Entry {
 };
 
 // The sequence that an entry of the list visits, out of range: nothing.
-__device__ __forceinline__ int sequence_of(const ScanArgs& a, int64_t entry) {
-  if (!a.sequence_order) return static_cast<int>(entry);
+__device__ __forceinline__ int sequence_of(const ScanArgs& a, int entry) {
+  if (!a.sequence_order) return entry;
   return entry < a.sequences ? a.sequence_order[entry] : -1;
 }
 
-// NOTE: threadIdx.y is 0. It tells the compiler that the numbers may differ from lane to lane: in registers that a warp
-// shares it would move each as soon as it is asked for, and wait there before it asks for the next.
+// NOTE: the compiler is not to know that every lane has the same numbers: in registers that a warp shares it would move
+// each as soon as it is asked for, and wait there before it asks for the next.
 __device__ __forceinline__ Entry load_entry(const ScanArgs& a, int64_t entry) {
   Entry e;
-  const int s = sequence_of(a, entry + threadIdx.y);
+  const int zero = opaque(0);
+  const int s = sequence_of(a, static_cast<int>(entry) + zero);
   const bool there = s >= 0 && s < a.sequences;
   if (there) e.read = s, e.end = a.tokens;
   e.resume = there && a.state;
@@ -28,7 +30,7 @@ __device__ __forceinline__ Entry load_entry(const ScanArgs& a, int64_t entry) {
   if (there && a.cu_seqlens) e.begin = a.cu_seqlens[s], e.end = a.cu_seqlens[s + 1];
   if (there && a.write_slots) e.write = a.write_slots[s];
   e.last = a.tokens;
-  if (a.cu_seqlens) e.last = a.cu_seqlens[a.sequences + static_cast<int>(threadIdx.y)];
+  if (a.cu_seqlens) e.last = a.cu_seqlens[a.sequences + zero];
   return e;
 }
 

@@ -33,4 +33,3 @@ __device__ __forceinline__ int64_t group_of(const ScanArgs& a, int head) {
   return divide_short(static_cast<uint32_t>(scaled), static_cast<uint32_t>(a.heads));
 }
 
-#include "opaque.cuh"
