@@ -34,7 +34,9 @@ __device__ __forceinline__ Entry load_entry(const ScanArgs& a, int64_t entry) {
   return e;
 }
 
-__device__ __forceinline__ bool in_pool(const ScanArgs& a, int64_t slot) { return static_cast<uint64_t>(slot) < static_cast<uint64_t>(a.slots); }
+__device__ __forceinline__ bool in_pool(const ScanArgs& a, int64_t slot) {
+  return static_cast<uint64_t>(slot) < static_cast<uint64_t>(a.slots);
+}
 
 // Slot of the initial state, -1: start from zero.
 __device__ __forceinline__ int initial_slot(const ScanArgs& a, const Entry& e) {

@@ -32,4 +32,3 @@ __device__ __forceinline__ int64_t group_of(const ScanArgs& a, int head) {
   if (__builtin_expect(scaled >= kShort || a.heads >= kShort, false)) return scaled / a.heads;
   return divide_short(static_cast<uint32_t>(scaled), static_cast<uint32_t>(a.heads));
 }
-

@@ -11,8 +11,8 @@ __device__ __forceinline__ float reciprocal(float v) {
 #endif
 }
 
-// The scale that takes a row's largest magnitude to 127, and what takes a value to steps of it. NaN and infinity are not
-// lost. A row of zeros has scale 0; rows smaller than 2^-119 share the least scale that is a normal number.
+// The scale that takes a row's largest magnitude to 127, and what takes a value to steps of it. NaN and infinity are
+// not lost. A row of zeros has scale 0; rows smaller than 2^-119 share the least scale that is a normal number.
 __device__ __forceinline__ RowScale scale_of_largest(float largest) {
   const float least = largest < 0x1p-119f ? 0x1p-119f : largest;
   RowScale scale;
