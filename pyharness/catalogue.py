@@ -31,7 +31,7 @@ _UPDATE: tuple[KernelSpec, ...] = (
     ),
     # Drafts.
     UpdateSpec(d_state=_MEASURED, head_dim=64, io="bf16", rows=4, warps=1, chunk=2),
-    UpdateSpec(d_state=_MEASURED, head_dim=64, rows=4, warps=1),
+    UpdateSpec(d_state=_MEASURED, head_dim=64),
     UpdateSpec(d_state=_MEASURED, head_dim=80, io="bf16", rows=4, warps=1),
     UpdateSpec(d_state=64, head_dim=64, io="bf16", rows=8, warps=1),
     UpdateSpec(d_state=256, head_dim=64, io="bf16", rows=4, warps=1),
