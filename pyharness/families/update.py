@@ -133,12 +133,15 @@ class UpdateSpec(KernelSpec):
         # The most warps that measured fastest and for which nvcc spills nothing on any target.
         specialised = self.head_dim and self.head_dim % self.rows == 0
         elements = self.row_tile * self.slice
-        if self.chunk > 2:
-            warps = 16
+        if self.state == "i8":
+            warps = (20 if specialised else 16) if elements <= 64 else 12
         elif DTYPE_BYTES[self.state] < 4:
             warps = (24 if specialised else 20) if elements <= 32 else 16
+        elif self.chunk > 2 or elements + 2 * self.slice > 24:
+            warps = 16
         else:
-            warps = (32 if specialised else 24) if elements + 2 * self.slice <= 24 else 16
+            most = 28 if self.io == "f32" else 32
+            warps = most if specialised else 24 if self.d_state > 64 else 20
         return max(1, warps // self.warps)
 
     @property
