@@ -28,8 +28,9 @@ from pyharness.workload import Norms, Point, Workload
 TRITON_CONFIGURATIONS = ((4, 4), (4, 1), (8, 1), (16, 1))
 #: Of Mamba-1, whose states have few columns: a block takes more channels.
 TRITON_CHANNELS = ((32, 4), (16, 1), (32, 1), (32, 2), (64, 1), (64, 2), (64, 4), (128, 2), (128, 4), (256, 8))
-#: FlashInfer's fastest for one token a sequence and the one that takes several.
-FLASHINFER_ALGORITHMS = {False: "vertical", True: "simple"}
+#: FlashInfer's kernel that takes several tokens a sequence. With one token none of its was the fastest at any point, and
+#: each storage type costs a compilation of some 20 s.
+FLASHINFER_ALGORITHM = "simple"
 #: mamba-ssm's compiled scan of Mamba-1; who benches builds it from the package's source distribution.
 _SCAN_MODULE = "selective_scan_cuda"
 _TRITON_MODULE = "mamba_ssm.ops.triton.selective_state_update"
@@ -68,9 +69,9 @@ def peers(point: Point) -> Iterator[Peer]:
     several = point.tokens > 1
     for rows, warps in () if several else TRITON_CHANNELS if point.mamba1 else TRITON_CONFIGURATIONS:
         yield Peer(f"mamba-ssm triton ({rows}, {warps})", functools.partial(_triton, rows=rows, warps=warps))
-    if not point.mamba1:
-        algorithm = FLASHINFER_ALGORITHMS[several]
-        yield Peer(f"flashinfer {algorithm}", functools.partial(_flashinfer, algorithm=algorithm))
+    if several and not point.mamba1:
+        run = functools.partial(_flashinfer, algorithm=FLASHINFER_ALGORITHM)
+        yield Peer(f"flashinfer {FLASHINFER_ALGORITHM}", run)
 
 
 class _Words:
