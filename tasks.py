@@ -21,6 +21,7 @@ from pyharness import (
     golden,
     gpus,
     launch_cost,
+    models_table,
     proof,
     readme_tables,
     regressions,
@@ -219,7 +220,9 @@ def bench(
     part = [point_named(name) for name in points.split(",") if name]
     chosen = suites.chosen(suite, family, part)
     if readme:
-        changed = [one.stored for one in chosen if figures.has(one.stored) and readme_tables.write_readme(one.stored)]
+        # Figures of whole models are an example's, not a suite's.
+        names = [one.stored for one in chosen] + ([] if suite or family else [models_table.SUITE])
+        changed = [name for name in names if figures.has(name) and readme_tables.write_readme(name)]
         changed += ["plots"] if reports.write_readme_plots() else []
         print(f"README.md changed: {', '.join(changed)}" if changed else "README.md is what is stored")
         selection.refresh()

@@ -1,6 +1,8 @@
 """The scan's share of a prompt and of a decode step in a stack of the size of Nemotron 3 Nano, before and after.
 
-    python examples/share_of_scan.py [--json generated/bench/nvidia-h200/models.json]
+    python examples/share_of_scan.py [--store]
+
+With --store the figures go to generated/bench/<device>/models.json, and README.md shows them.
 
 One layer of each kind, as transformers writes it, is timed in bf16 with random weights, and multiplied by how often the
 model has it: 23 of Mamba-2 (projections, convolution, gated norm, scan), 23 of experts, 6 of attention; then the last
@@ -8,7 +10,7 @@ norm and the logits of one token a sequence. The layers of Mamba are timed with 
 
     padded   this project's kernel of the layout `padded`, which an engine shipped before
     triton   mamba-ssm's Triton kernels
-    ours     what selection picks, in prefill of the family `ssd`
+    ours     what selection picks
 
 Everything is timed in CUDA graphs over several layers whose weights do not fit the L2 cache together, scans alone over
 as many arguments as that takes: the median of five rounds. Experts, attention and convolution are PyTorch's; another
@@ -36,10 +38,10 @@ import torch
 from transformers_models import MODELS, NANO, adapted, scanning
 
 import pyharness.torch as ours
-from pyharness import gpus, toolchain
+from pyharness import figures, gpus, readme_tables, toolchain
 from pyharness.errors import SsmError
 from pyharness.families import RecurrentSpec
-from pyharness.models_table import table
+from pyharness.models_table import SUITE, table
 from pyharness.peers import mamba_module
 
 #: How often the model has each layer; the pattern of all 52 is MEMEM*EMEMEM*EM...
@@ -99,13 +101,9 @@ def scans(scan: str) -> dict[str, Callable[..., Any]]:
 
         update = adapted(update)
     else:
-        kernels = (PADDED, PADDED) if scan == "padded" else (None, "ssd")
-        update, chunks = (
-            functools.partial(adapted(function), kernel=kernel)
-            for function, kernel in zip(
-                (ours.selective_state_update, ours.mamba_chunk_scan_combined), kernels, strict=True
-            )
-        )
+        kernel = PADDED if scan == "padded" else None
+        update = functools.partial(adapted(ours.selective_state_update), kernel=kernel)
+        chunks = functools.partial(adapted(ours.mamba_chunk_scan_combined), kernel=kernel)
     names = NEMOTRON.scans
     return {names["selective_state_update"]: update, names["mamba_chunk_scan_combined"]: chunks}
 
@@ -127,6 +125,11 @@ class Stack:
         finally:
             torch.set_default_dtype(torch.float32)
         self.network = network
+        for block in network.model.layers:
+            if block.block_type == "linear_attention":
+                # As engines keep them, for every scan: ours converts what is not f32 at each call.
+                for parameter in (block.mixer.D, block.mixer.dt_bias):
+                    parameter.data = parameter.data.float()
         self.blocks = {kind: [b for b in network.model.layers if b.block_type == kind] for kind in COPIES}
 
     def input(self, sequences: int, tokens: int, seed: int = 0) -> torch.Tensor:
@@ -231,7 +234,7 @@ def measure() -> dict[str, Any]:
             stack_rows.append(row)
             print(row, flush=True)
     return {
-        "suite": "models",
+        "suite": SUITE,
         "device": torch.cuda.get_device_name(),
         "driver": gpus.driver().version,
         "compiler": toolchain.find_compiler().version,
@@ -239,6 +242,7 @@ def measure() -> dict[str, Any]:
         "transformers": importlib.import_module("transformers").__version__,
         "date": datetime.now(timezone.utc).date().isoformat(),
         "model": "Nemotron 3 Nano 30B-A3B",
+        "dtype": "bf16, but for D and dt_bias",
         "layers": LAYERS,
         "points": {name: {"sequences": s, "tokens": t, "context": CONTEXT} for name, (s, t) in POINTS.items()},
         # Of kernels by themselves, which selection reads: none.
@@ -249,12 +253,13 @@ def measure() -> dict[str, Any]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--json", type=Path, help="write the figures here")
+    parser.add_argument("--store", action="store_true", help="keep the figures and bring README.md in line")
     options = parser.parse_args()
     document = measure()
-    if options.json:
-        options.json.parent.mkdir(parents=True, exist_ok=True)
-        toolchain.publish(options.json, (json.dumps(document, indent=1, sort_keys=True) + "\n").encode())
+    if options.store:
+        path = figures.stored_path(document["device"], SUITE)
+        toolchain.publish(path, (json.dumps(document, indent=1, sort_keys=True) + "\n").encode())
+        readme_tables.write_readme(SUITE)
     print(table(document))
     return 0
 

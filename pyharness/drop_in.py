@@ -91,6 +91,8 @@ _FIELDS = {
 _FLOATS = ("f32", "bf16", "f16")
 _NO_LIMIT = (0.0, float("inf"))
 _ALIGNMENT = 16
+#: Calls that are kept worked out: one for each length that prompts have, and more.
+_MOST_READY = 4096
 _POINTERS = struct.Struct(f"<{len(POINTERS)}Q")
 #: Of tensors that are converted before a kernel sees them.
 _DTYPES = ARRAY_DTYPES | {"i64": np.dtype(np.int64), "f64": np.dtype(np.float64)}
@@ -588,7 +590,7 @@ class DropIn:
             self._look("mamba_chunk_scan_combined", CHUNK_SCAN_AXES, "x", "B", tensors=tensors)
         batch, tokens, heads, head_dim = x.shape
         offsets = tensors.get("cu_seqlens")
-        if tensors.pop("seq_idx", None) is not None or offsets is not None:
+        if "seq_idx" in tensors or offsets is not None:
             _check_packed(batch, offsets, initial)
         sequences = batch if offsets is None else offsets.shape[0] - 1
         shape = (sequences, heads, head_dim, B.shape[-1])
@@ -680,6 +682,8 @@ class DropIn:
         key = tuple(seen)
         ready = self._ready.get(key)
         if ready is None:
+            if len(self._ready) >= _MOST_READY:
+                self._ready.clear()
             # Converts what has to be on the way.
             ready = self._ready[key] = self._prepare(problem, tensors, made, place, kernel)
         else:

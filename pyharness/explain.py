@@ -127,7 +127,7 @@ def _measured_beside(entry: select.Entry, benches: Path) -> list[Candidate]:
 
 def _is_problem(entry: select.Entry, point: Mapping[str, Any]) -> bool:
     names = ("heads", "head_dim", "d_state", "groups", "io", "state")
-    return all(point[name] == getattr(entry, name) for name in names) and (
+    return all(point.get(name) == getattr(entry, name) for name in names) and (
         point["sequences"] * point["heads"],
         sum(point.get("lengths", ())) or point["sequences"] * point["tokens"],
     ) == (entry.batch_heads, entry.tokens)

@@ -22,7 +22,7 @@ from pyharness import problem_file, toolchain
 from pyharness.binding import Outputs, outputs
 from pyharness.cases import Options, Shape, draw
 from pyharness.compare import compare
-from pyharness.errors import DeviceError, InvalidProblem, NoKernel
+from pyharness.errors import DeviceError, InvalidProblem, NoKernel, ToolchainError
 from pyharness.families import FAMILIES
 from pyharness.hostile import hostile_room, in_range, operands_fit, without_underflow
 from pyharness.oracle import OracleResult, oracle
@@ -293,7 +293,7 @@ def check(problem: ScanProblem, spec: KernelSpec, backend: str, seed: int, truth
     """
     try:
         result = _run(problem, spec, backend, seed)
-    except DeviceError as error:
+    except (DeviceError, ToolchainError) as error:
         return f"{type(error).__name__}: {error}"
     truth = oracle(problem) if truth is None else truth
     errors = compare(without_underflow(result, problem, truth, spec), problem, truth)
@@ -384,7 +384,7 @@ def fuzz(
         number += 1
         if not pool or rng.random() * _PROBLEMS_A_KERNEL < 1:
             spec = draw_kernel(rng, families)
-            if not target or launches_on(spec, target):
+            if not target or _launches(spec, target):
                 pool = [*pool, spec][-_KERNELS_AT_ONCE:]
         if not pool:
             continue
@@ -401,6 +401,14 @@ def fuzz(
             say(f"{minute:.0f} min: {count} problems, {len(tally.kernels)} kernels")
     tally.minutes = round((time.monotonic() - started) / 60, 1)
     return tally
+
+
+def _launches(spec: KernelSpec, target: str) -> bool:
+    """`launches_on`; what does not compile is drawn too, and fails where it is run."""
+    try:
+        return launches_on(spec, target)
+    except ToolchainError:
+        return True
 
 
 def _one(rng: Generator, spec: KernelSpec, tally: Tally, folder: Path, number: int) -> Failure | None:
@@ -422,7 +430,9 @@ def _one(rng: Generator, spec: KernelSpec, tally: Tally, folder: Path, number: i
         text, kind = check_order(problem, spec, tally.backend, number), "order"
     if not text:
         return None
-    small = shrink(problem, lambda p: bool(_judge(p, spec, tally.backend, number, kind)))
+    # What does not compile is no matter of the problem.
+    most_runs = 0 if text.startswith(ToolchainError.__name__) else 400
+    small = shrink(problem, lambda p: bool(_judge(p, spec, tally.backend, number, kind)), most_runs)
     text = _judge(small, spec, tally.backend, number, kind) or text
     path = folder / f"{spec.family}-{tally.seed}-{number}.npz"
     notes = {"kernel": spec.id, "backend": tally.backend, "seed": number, "kind": kind, "found": text}

@@ -22,6 +22,8 @@ Array = NDArray[Any]
 
 #: Values beyond this leave f32's range somewhere in between: such a draw says nothing.
 _LARGEST = 1e35
+#: Fast exponentials give 0 below f32's least normal number.
+_LEAST_DECAY = 2.0**-126
 #: exp(-104) is 0 in f32.
 _EXP_ENDS = 104.0
 #: The rounding of the least numbers of what tensor cores multiply, and the largest, where f32 has more range.
@@ -54,9 +56,17 @@ def operands_fit(problem: ScanProblem, spec: KernelSpec) -> bool:
     x, B, C = (np.abs(array[live].astype(np.float64)) for array in (problem.x, problem.B, problem.C))
     steps = d.max(axis=1) * x.max(axis=(1, 2))
     scores = d.max() * np.linalg.norm(B, axis=-1).max() * np.linalg.norm(C, axis=-1).max()
+    return bool(max(steps.max(), scores, _largest_state(problem)) < largest)
+
+
+def _largest_state(problem: ScanProblem) -> float:
+    """A bound of what a state element may be at any token: what it starts from, and all that is added."""
+    live = problem.live_tokens
+    d = np.abs(step_sizes(problem)[live])
+    x, B = (np.abs(array[live].astype(np.float64)) for array in (problem.x, problem.B))
+    added = (d.max(axis=1) * x.max(axis=(1, 2)) * B.max(axis=(1, 2))).sum()
     starts = [np.abs(initial_state(problem, int(s))).max() for s in np.flatnonzero(problem.resumes & ~problem.padding)]
-    state = (max(starts, default=0.0) + (steps * B.max(axis=(1, 2))).sum()) * _growth(problem)
-    return bool(max(steps.max(), scores, state) < largest)
+    return float((max(starts, default=0.0) + added) * _growth(problem))
 
 
 # What is allowed.
@@ -90,19 +100,19 @@ def hostile_room(problem: ScanProblem) -> float:
 
 
 def without_underflow(result: ScanResult, problem: ScanProblem, truth: OracleResult, spec: KernelSpec) -> ScanResult:
-    """A result without what operands of tensor cores lose below their type's range: such elements become right.
+    """A result without what is lost below the range of a type: such elements become right.
 
-    Rounding of operands is relative, and `compare` allows it, down to the least number of their type; below it is
-    absolute, u for each of them. Steps d x of a sequence carry it into the state by B, scores into y by x, and the
-    state into y by C; roundings are independent, so their squares add up, and four deviations are allowed.
+    A decay below f32's least normal number may be 0, and with it so much of the largest state. Rounding of operands of
+    tensor cores is relative, and `compare` allows it, down to the least number of their type; below it is absolute, u
+    for each of them. Steps d x of a sequence carry it into the state by B, scores into y by x, and the state into y by
+    C; roundings are independent, so their squares add up, and four deviations are allowed.
     """
-    u = _OPERAND_LEAST.get(getattr(spec, "operand", ""), 0.0)
-    if not u or not problem.live_tokens.any():
-        return result
     live = problem.live_tokens
+    if not live.any():
+        return result
     x, B, C = (array[live].astype(np.float64) for array in (problem.x, problem.B, problem.C))
-    passed = 4 * u * _growth(problem)
-    state_floor = passed * float(np.sqrt((B**2).sum(axis=0)).max())
+    passed = 4 * _OPERAND_LEAST.get(getattr(spec, "operand", ""), 0.0) * _growth(problem)
+    state_floor = _LEAST_DECAY * _largest_state(problem) + passed * float(np.sqrt((B**2).sum(axis=0)).max())
     gates = 1.0 if problem.z is None else max(1.0, float(np.abs(problem.z[live].astype(np.float64)).max()))
     by_scores = passed * float(np.sqrt((x**2).sum(axis=0)).max())
     y_floor = gates * (by_scores + (state_floor + passed) * float(np.linalg.norm(C, axis=-1).max()))

@@ -6,6 +6,8 @@ import textwrap
 from collections.abc import Mapping
 from typing import Any
 
+#: The name of the stored file.
+SUITE = "models"
 _WIDTH = 120
 _MAMBA = "linear_attention"
 #: How the table names scans.
@@ -49,11 +51,11 @@ def table(document: Mapping[str, Any]) -> str:
     prose = (
         f"{document['device']}, driver {document['driver']}, nvcc {document['compiler']}, torch {document['torch']}, "
         f"transformers {document['transformers']}, {document['date']}. Layers of the size of {document['model']} as "
-        f"transformers writes them, in bf16 with random weights, one sequence of weights after another so that all is "
-        f"cold: {layers[_MAMBA]} x Mamba-2, {layers['moe']} x experts, {layers['full_attention']} x attention, and the "
-        "logits of one token a sequence. Microseconds of one scan, of the Mamba-2 layer around it, and of the whole "
-        "stack, of which the scans have a share. Experts, attention and convolution are PyTorch's: in another engine "
-        "the microseconds of a scan stay, the share does not."
+        f"transformers writes them, with random weights in {document['dtype']}, one layer after another so that all "
+        f"weights are cold: {layers[_MAMBA]} x Mamba-2, {layers['moe']} x experts, {layers['full_attention']} x "
+        "attention, and the logits of one token a sequence. Microseconds of one scan, of the Mamba-2 layer around it, "
+        "and of the whole stack, of which the scans have a share. Experts, attention and convolution are PyTorch's: in "
+        "another engine the microseconds of a scan stay, the share does not."
     )
     head = ("step", "scan", "kernel", "scan", "layer", "stack", "share", "tokens/s")
     lines = ["| " + " | ".join(head) + " |", "| --- | --- | --- |" + " ---: |" * 5]

@@ -293,7 +293,7 @@ def _golden_files() -> dict[str, bytes]:
 def _example_files(module: str) -> dict[str, bytes]:
     """The examples, with the flat vectors that the one in C reads."""
     found = {}
-    for path in sorted(_EXAMPLES.rglob("*")):
+    for path in sorted(path for folder in ("c", "go") for path in (_EXAMPLES / folder).rglob("*")):
         if path.is_file():
             text = path.read_text(encoding="utf-8").replace(go_module.PLACEHOLDER, module)
             found[f"examples/{path.relative_to(_EXAMPLES).as_posix()}"] = go_module.licensed(path.name, text).encode()

@@ -36,7 +36,7 @@ def readme_table(suite: str, folder: Path = BENCH) -> str:
         "ssd": _prefill_table,
         "selective": _mamba1_table,
         "launch": _launch_table,
-        "models": models_table.table,
+        models_table.SUITE: models_table.table,
     }
     table_of = tables.get(suite, _device_table)
     return "\n\n".join(table_of(document) for document in stored(suite, folder))

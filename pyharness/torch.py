@@ -249,8 +249,11 @@ class Torch:
                     "torch.inference_mode() or torch.no_grad(), or detach it"
                 )
         assert home is not None
-        stream = torch.cuda.current_stream(home)
-        return Place(home.index, stream.cuda_stream, torch.cuda.is_current_stream_capturing())
+        stream = torch.cuda.current_stream(home).cuda_stream
+        if home.index == torch.cuda.current_device():
+            return Place(home.index, stream, torch.cuda.is_current_stream_capturing())
+        with torch.cuda.device(home):
+            return Place(home.index, stream, torch.cuda.is_current_stream_capturing())
 
     def converted(self, tensor: Tensor, dtype: str, *, fresh: bool = False) -> Tensor:
         return tensor.to(_DTYPES[dtype], memory_format=torch.contiguous_format, copy=fresh).contiguous()

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pyharness import InvalidProblem, NoKernel, ScanProblem, fuzz, problem_file, shrink
+from pyharness import InvalidProblem, NoKernel, ScanProblem, ToolchainError, fuzz, problem_file, shrink
 from pyharness.binding import Outputs
 from pyharness.cases import Options, Shape, draw
 from pyharness.families import FAMILIES
@@ -79,6 +79,20 @@ def test_a_fault_is_found_made_small_and_replayed(
     assert fuzz.replay(failure.path)[1]
     monkeypatch.undo()
     assert fuzz.replay(failure.path) == (failure.kernel, "")
+
+
+def test_a_kernel_that_does_not_compile_is_a_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    runs = []
+
+    def refused(problem: ScanProblem, spec: KernelSpec, **options: Any) -> Outputs:
+        runs.append(spec.id)
+        raise ToolchainError("kernel.cu:7: error: static assertion failed")
+
+    monkeypatch.setattr(fuzz, "run_emulator", refused)
+    tally = fuzz.fuzz(5, seed=4, family="ssd", problems=3, folder=tmp_path)
+    assert {f.text for f in tally.failures} == {"ToolchainError: kernel.cu:7: error: static assertion failed"}
+    # Once to find it and once to say it of the file: a smaller problem would not compile either.
+    assert len(runs) == 2 * len(tally.failures)
 
 
 def test_the_same_seed_draws_the_same(tmp_path: Path) -> None:

@@ -67,6 +67,17 @@ def test_what_f16_operands_lose_below_their_range_is_allowed_and_no_more() -> No
         assert wrong_by(problem, 0.9 * y_floor, 0.9 * floor, spec)[1] > 0.8 * floor
 
 
+def test_a_decay_below_the_range_of_f32_may_be_0() -> None:
+    """A state of at most 4 x 2 x 8 then, of which 2^-126 may be lost."""
+    problem = ones(2.0, 8.0, 1.0)
+    lost = 2.0**-126 * 64
+    truth = OracleResult(np.zeros((4, 1, 16)), {0: np.zeros((1, 16, 16))})
+    for share, left in ((0.9, 0.0), (1.5, 1.5 * lost)):
+        state = np.full((1, 1, 16, 16), share * lost, F)
+        found = without_underflow(ScanResult(truth.y.astype(F), state, FMA.id, "emulator"), problem, truth, FMA)
+        assert np.abs(found.state).max() == pytest.approx(left)
+
+
 @pytest.mark.parametrize(
     ("x", "B", "C", "dt", "fits"),
     [

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from pyharness import models_table, report
+from pyharness import models_table, readme_tables
 
 #: Two layers of Mamba-2 and one of each other kind.
 DOCUMENT: dict[str, Any] = {
@@ -21,6 +21,7 @@ DOCUMENT: dict[str, Any] = {
     "transformers": "5",
     "date": "2026-01-01",
     "model": "a model",
+    "dtype": "bf16",
     "layers": {"linear_attention": 2, "moe": 1, "full_attention": 1},
     "points": {
         "prefill_1x1000": {"sequences": 1, "tokens": 1000, "context": 50},
@@ -65,4 +66,4 @@ def test_the_readme_takes_the_table_from_what_is_stored(tmp_path: Path) -> None:
     changed = copy.deepcopy(DOCUMENT)
     changed["timings"][4]["scan_us"] = 51.0
     (folder / "models.json").write_text(json.dumps(changed))
-    assert "| ours | `k2` | 51.0 |" in report.readme_table("models", tmp_path)
+    assert "| ours | `k2` | 51.0 |" in readme_tables.readme_table("models", tmp_path)

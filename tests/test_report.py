@@ -279,6 +279,25 @@ def test_calls_from_go_are_shown_where_there_are_figures(stored: report.Stored) 
     assert not [one for one in report.sections(empty) if one.name.startswith("native")]
 
 
+def test_whole_models_are_shown_where_there_are_figures(stored: report.Stored) -> None:
+    about = {"device": "NVIDIA L4", "driver": "580.1", "compiler": "13.0.88", "date": "2026-01-02", "model": "a model"}
+    document = about | {
+        "torch": "2",
+        "transformers": "5",
+        "layers": {"linear_attention": 2},
+        "points": {"one": {"sequences": 4, "tokens": 1, "context": 50}},
+        "timings": [
+            {"point": "one", "part": "head", "us": 10.0},
+            {"point": "one", "scan": "ours", "kernel": "k", "scan_us": 5.0, "us": 20.0},
+        ],
+    }
+    found = report.Stored(stored.rows, stored.proofs, stored.benches, stored.vetted, models=[document])
+    (section,) = (one for one in report.sections(found) if one.name == "models-nvidia-l4")
+    (rows,) = ([[cell.text for cell in row] for row in item.content.rows] for item in section.items)  # type: ignore[union-attr]
+    # 10 and two layers of 20: two scans of 5 are 20 %, and 4 tokens in 50 us are 80000 a second.
+    assert rows == [["decode 4 x 1", "ours", "k", "5.0", "20.0", "10.0", "50.0", "20.0 %", "80000"]]
+
+
 def test_earlier_figures_stand_beside_what_took_their_place(stored: report.Stored) -> None:
     benches = next(iter(stored.benches.values()))
     document = benches["update"]

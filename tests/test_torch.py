@@ -15,9 +15,10 @@ from numpy.typing import NDArray
 
 from pyharness import manifest
 from pyharness.drop_in import DropIn, Place, described, merged
-from pyharness.errors import DeviceError, InvalidProblem, NoKernel, Unsupported, WrongShape
+from pyharness.errors import DeviceError, ImageError, InvalidProblem, NoKernel, Unsupported, WrongShape
 from pyharness.launcher import Launcher
 from pyharness.problem import DTYPES
+from pyharness.spec import Plan, parse_id
 from pyharness.toolchain import ROOT
 from tests.fake_cuda import build_driver, write_facts
 
@@ -277,6 +278,18 @@ def test_a_call_that_was_made_before_finds_other_addresses_and_contents(calls: D
     assert error(update(calls, second), wanted) < F32
 
 
+def test_arguments_that_differ_in_alignment_alone_are_told_apart(calls: DropIn) -> None:
+    """The stand-in driver refuses flags that do not fit the addresses."""
+    for shift in (0, 1, 4, 0):
+        tensors = decode(3)
+        memory = np.zeros(tensors["z"].size + 8, np.float32)
+        start = -memory.ctypes.data % 16 // 4 + shift
+        z = memory[start : start + tensors["z"].size].reshape(tensors["z"].shape)
+        z[...] = tensors["z"]
+        wanted, _ = plain_update({**tensors, "state": tensors["state"][:3].copy()}, True)
+        assert error(update(calls, tensors | {"z": z}), wanted) < F32
+
+
 # Prefill.
 
 
@@ -402,6 +415,14 @@ def test_a_wrong_shape_of_a_decode_argument_is_refused_by_name(calls: DropIn, na
     np.testing.assert_array_equal(tensors["state"], before)
 
 
+def test_a_wrong_list_of_sequences_is_refused(calls: DropIn) -> None:
+    tensors = prompt(1, 20) | {"cu_seqlens": np.array([0, 20], np.int32), "seq_idx": np.zeros((1, 19), np.int32)}
+    with pytest.raises(WrongShape, match="seq_idx: wanted .batch = 1, seqlen = 20."):
+        chunk_scan(calls, tensors)
+    with pytest.raises(WrongShape, match="cu_seqlens: wanted .sequences . 1., found shape .1, 2."):
+        chunk_scan(calls, tensors | {"cu_seqlens": np.array([[0, 20]], np.int32)})
+
+
 @pytest.mark.parametrize("name", ["x", "dt", "A", "B", "C", "D", "z", "dt_bias", "initial_states"])
 def test_a_wrong_shape_of_a_prompt_is_refused_by_name(calls: DropIn, name: str) -> None:
     tensors = prompt(2) | {"initial_states": np.zeros((2, 4, 8, 16), np.float32)}
@@ -495,6 +516,26 @@ def test_a_gpu_that_is_not_there_is_named(driver: Path) -> None:
         Launcher(0, str(driver / "nothing.so"))
     with pytest.raises(DeviceError, match="GPU 7: cuDeviceGet gave FAKE_ERROR"):
         Launcher(7, str(driver / "libcuda.so.1"))
+
+
+def test_an_image_that_uses_other_resources_than_it_was_built_with_is_refused(
+    calls: DropIn, driver: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    facts = (driver / "facts").read_text().splitlines()
+    symbol, registers, *others = next(line for line in facts if UPDATE in line).split()
+    (tmp_path / "facts").write_text(" ".join([symbol, str(int(registers) + 1), *others]) + "\n")
+    monkeypatch.setenv("FAKECUDA_FACTS", str(tmp_path / "facts"))
+    with pytest.raises(ImageError, match=f"{symbol} has registers {int(registers) + 1} as loaded"):
+        update(calls, decode(3))
+
+
+def test_arguments_of_another_size_are_refused(calls: DropIn) -> None:
+    update(calls, decode(1))
+    gpu = calls.launcher(1)
+    kernel = gpu.loaded(parse_id(UPDATE))
+    assert kernel is not None
+    with pytest.raises(DeviceError, match="takes 288 bytes of arguments, found 280"):
+        kernel.launch(Plan(()), bytes(280), 0)
 
 
 def test_without_pytorch_the_module_says_what_to_install() -> None:

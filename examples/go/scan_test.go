@@ -194,6 +194,7 @@ func TestManyGoroutinesAndTwoDevices(t *testing.T) {
 	} else if count > 1 {
 		scanners = append(scanners, open(t, 1))
 	}
+	t.Logf("%d devices", len(scanners))
 	var running sync.WaitGroup
 	for worker := range 8 {
 		scanner := scanners[worker%len(scanners)]
@@ -250,6 +251,42 @@ func TestLaunchesAllocateNothingAndACallersContextWillDo(t *testing.T) {
 	}
 }
 
+func TestASessionForTimingRunsOverItsCopies(t *testing.T) {
+	scanner := open(t, 0)
+	shape := ssmtest.Shape{Lengths: []int{9, 70}, Heads: 2, HeadDim: 64, DState: 128, Groups: 1}
+	p := ssmtest.Draw("session", 3, shape, ssmtest.Gate)
+	session, err := ssmtest.Place(scanner.Device(), p)
+	if err != nil {
+		t.Fatal(err)
+	}
+	// x, y and z, B and C, and two states read and written, of which z is not counted.
+	if want := int64(4 * (2*79*2*64 + 2*79*128 + 2*2*2*64*128)); session.Bytes != want {
+		t.Errorf("want %d bytes, have %d", want, session.Bytes)
+	}
+	used := 0
+	for _, image := range scanner.Kernels() {
+		err := session.Use(scanner.Loaded(image.Row.ID))
+		if errors.Is(err, ssmtest.ErrUnsupported) {
+			continue
+		}
+		used++
+		for range 70 { // all copies, and the first ones again
+			if err == nil {
+				err = session.Launch(0)
+			}
+		}
+		if err != nil {
+			t.Errorf("%s: %v", image.Row.ID, err)
+		}
+	}
+	if used < 2 {
+		t.Errorf("want several kernels that take the problem, have %d", used)
+	}
+	if err := errors.Join(scanner.Device().Synchronize(0), session.Close()); err != nil {
+		t.Error(err)
+	}
+}
+
 // benchmark times the kernel that selection picks for sequences of so many tokens at the Nano geometry, in f32.
 func benchmark(b *testing.B, sequences, tokens int) {
 	scanner := open(b, 0)
@@ -268,11 +305,14 @@ func benchmark(b *testing.B, sequences, tokens int) {
 	if err != nil {
 		b.Fatal(err)
 	}
-	session, err := ssmtest.Place(scanner.Device(), kernel, problem)
+	session, err := ssmtest.Place(scanner.Device(), problem)
 	if err != nil {
 		b.Fatal(err)
 	}
 	defer session.Close()
+	if err := session.Use(kernel); err != nil {
+		b.Fatal(err)
+	}
 	b.Log(choice.ID)
 	b.SetBytes(session.Bytes)
 	for b.Loop() {

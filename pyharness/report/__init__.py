@@ -14,7 +14,7 @@ from typing import Any
 
 import jinja2
 
-from pyharness import grades, history, launch_cost, manifest, replay, suites, toolchain
+from pyharness import grades, history, launch_cost, manifest, models_table, replay, suites, toolchain
 from pyharness.errors import SsmError
 from pyharness.figures import BENCH, dates, days, device_slug
 from pyharness.manifest import Row
@@ -81,6 +81,7 @@ class Stored:
         benches: by device, its documents by the name of their suite.
         vetted: the documents of proofs, by file name.
         native: figures of calls from Go, a document a device.
+        models: figures of whole models, likewise.
     """
 
     rows: list[Row]
@@ -88,6 +89,7 @@ class Stored:
     benches: dict[str, dict[str, dict[str, Any]]]
     vetted: dict[str, dict[str, Any]]
     native: list[dict[str, Any]] = field(default_factory=list)
+    models: list[dict[str, Any]] = field(default_factory=list)
 
     def of(self, device: str) -> str:
         """What a title says of a device, where there are several."""
@@ -119,8 +121,10 @@ def read() -> Stored:
     if not benches:
         raise SsmError(f"figures were wanted in {_named(BENCH)}, found none: run invoke bench on a GPU")
     vetted = {path.name: _json(path) for path in sorted(grades.FOLDER.glob("*.json")) if path.name != grades.EMULATOR}
-    native = [_json(path) for path in sorted(BENCH.glob("*/native.json"))]
-    return Stored(manifest.read_all(), grades.stored(), benches, vetted, native)
+    native, models = (
+        [_json(path) for path in sorted(BENCH.glob(f"*/{name}.json"))] for name in ("native", models_table.SUITE)
+    )
+    return Stored(manifest.read_all(), grades.stored(), benches, vetted, native, models)
 
 
 def source_of(documents: Sequence[Mapping[str, Any]], when: Iterable[str] = ()) -> Source:
@@ -189,7 +193,7 @@ def _error_sections(stored: Stored) -> list[Section]:
         )
         for suite in TITLES:
             if suite in documents:
-                _plot(section, plots.errors(documents[suite]), [documents[suite]])
+                _plot(section, plots.errors(documents[suite], TITLES[suite]), [documents[suite]])
         sections.append(section)
     return [section for section in sections if section.items]
 
@@ -272,6 +276,25 @@ def _launches(stored: Stored) -> list[Section]:
     return sections
 
 
+def _models(stored: Stored) -> list[Section]:
+    sections = []
+    for document in stored.models:
+        device = document["device"]
+        section = Section(
+            f"models-{device_slug(device)}",
+            f"In a whole model{stored.of(device)}",
+            "Layers of a model's size with random weights. padded is the kernel that the project started from, triton "
+            "mamba-ssm's. Experts and attention are PyTorch's: in another engine a scan's microseconds stay, its share "
+            "does not.",
+        )
+        where = f"{device}, driver {document['driver']}, nvcc {document['compiler']}, {document['date']}"
+        protocol = f"examples/share_of_scan.py, transformers {document['transformers']}, torch {document['torch']}"
+        file = f"generated/bench/{device_slug(device)}/{models_table.SUITE}.json"
+        section.add(tables.models(document), Source(where, (file,), protocol))
+        sections.append(section)
+    return sections
+
+
 def _native(stored: Stored) -> list[Section]:
     sections = []
     for document in stored.native:
@@ -314,6 +337,7 @@ def sections(stored: Stored) -> list[Section]:
         *times(stored),
         *_error_sections(stored),
         *_launches(stored),
+        *_models(stored),
         *_native(stored),
         _proofs(stored),
         _resources(stored),

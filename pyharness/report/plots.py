@@ -322,9 +322,9 @@ def _power(value: float) -> str:
     return f"{factor:g}e{exponent}"
 
 
-def errors(document: Document) -> Plot | None:
-    """Relative error of y against the oracle at each point, ours and the best peer's."""
-    groups: dict[str, list[Bar]] = {}
+def errors(document: Document, title: str) -> Plot | None:
+    """Relative error of y against the oracle at each point, ours and the best peer's; `title` names the suite."""
+    bars: list[Bar] = []
     values, used = [], []
     for name, stored in document["points"].items():
         point, rows = point_of(stored), timed_at(document, name)
@@ -338,20 +338,14 @@ def errors(document: Document) -> Plot | None:
             hint = f"{many(point)}, {shape(point)}: {row['kernel']}, y {value:.1e}"
             data = {"point": name, "kernel": row["kernel"], "error": value}
             bar = Bar(f"{_brief(point)}, {who}", Mark(value, 0, hint, data), role, f"{value:.1e}")
-            groups.setdefault("relative error of y", []).append(bar)
+            bars.append(bar)
     if not values:
         return None
     low, high = 10.0 ** math.floor(math.log10(min(values)) - 0.3), max(values) * 3
     ticks = tuple(10.0**power for power in range(round(math.log10(low)), 1) if 10.0**power <= high)
     x_axis = Axis("||y - oracle|| / ||oracle||", low, high, ticks, read=lambda value: f"{value:.0e}")
-    drawing = svg.lollipops(list(groups.items()), x_axis, low, "Relative error of y against the float64 oracle.")
-    return Plot(
-        f"errors-{document['suite']}",
-        "Errors against the oracle",
-        drawing,
-        "Shorter is better.",
-        dates(document, used),
-    )
+    drawing = svg.lollipops([("", bars)], x_axis, low, f"Relative error of y against the float64 oracle: {title}.")
+    return Plot(f"errors-{document['suite']}", title, drawing, "Shorter is better.", dates(document, used))
 
 
 def worst_of_proofs(images: Sequence[tuple[str, str, float]], when: tuple[str, ...]) -> Plot | None:

@@ -248,18 +248,19 @@ class Bar:
 
 
 def lollipops(groups: Sequence[tuple[str, Sequence[Bar]]], x: Axis, origin: float, about: str) -> Markup:
-    """Values as marks on a line each, from an origin to both sides, under their groups' names."""
+    """Values as marks on a line each, from an origin to both sides, under their groups' names if any."""
     line, head = 19.0, 24.0
     lines = sum(len(bars) for _, bars in groups)
-    height = 44 + lines * line + len(groups) * head
+    height = 44 + lines * line + sum(head for title, _ in groups if title)
     letters = max((len(bar.name) for _, bars in groups for bar in bars), default=0)
     left, right = 10 + 6.2 * letters, WIDTH - 46.0
     lying = _Lying(x, left, right, height)
     drawn = lying.axis(origin)
     y = 4.0
     for title, bars in groups:
-        y += head
-        drawn.append(element("text", {"class": "group", "x": 0, "y": y - 6}, title))
+        if title:
+            y += head
+            drawn.append(element("text", {"class": "group", "x": 0, "y": y - 6}, title))
         for bar in bars:
             y += line
             middle = y - line / 2

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pyharness import grades
+from pyharness import grades, models_table
 from pyharness.figures import is_peer, timed_at
 from pyharness.grades import Proofs
 from pyharness.manifest import Row
@@ -176,6 +176,20 @@ def launches(document: Mapping[str, Any], kinds: Sequence[str]) -> Table:
         lines.append([Cell(row["family"]), who, *_cells([row.get("launches", "-"), *us, row.get("failed", "")])])
     columns = _columns("family, kernel, # launches") + [(kind, True) for kind in kinds] + [("did not run", False)]
     return Table("launch", "Microseconds of a call of the smallest problem", columns, lines)
+
+
+def models(document: Mapping[str, Any]) -> Table:
+    """The scan's share of a whole model, by step and scan."""
+    lines = []
+    for row in models_table.rows(document):
+        point = document["points"][row["point"]]
+        job = "decode" if point["tokens"] == 1 else "prefill"
+        step = f"{job} {point['sequences']} x {point['tokens']}"
+        times = [f"{row[name]:.1f}" for name in ("scan_us", "layer_us", "others_us", "total_us")]
+        share, rate = f"{100 * row['share']:.1f} %", f"{row['tokens_per_second']:.0f}"
+        lines.append([Cell(step), Cell(row["scan"]), _kernel(row["kernel"]), *_cells([*times, share, rate])])
+    columns = _columns("step, scan, kernel, # scan, # layer, # all else, # stack, # scans' share, # tokens/s")
+    return Table("models", f"Microseconds of a scan, of its layer and of {document['model']}'s stack", columns, lines)
 
 
 def native_times(document: Mapping[str, Any]) -> Table | None:

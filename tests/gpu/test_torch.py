@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import itertools
 import math
+import re
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -12,6 +15,7 @@ torch = pytest.importorskip("torch", reason="needs PyTorch: pip install torch")
 
 from pyharness.errors import DeviceError, InvalidProblem, Unsupported, WrongShape  # noqa: E402
 from pyharness.peers import mamba_module  # noqa: E402
+from pyharness.toolchain import ROOT  # noqa: E402
 
 #: Norms of differences. Both round y to bf16 once: half a unit in the last place each. In f32 their exponentials are
 #: approximate. Chunked scans multiply in bf16, theirs of f32 in tf32.
@@ -313,3 +317,19 @@ def test_what_models_hand_over_is_used_where_it_lies(ours: Any) -> None:
         call(**arguments)
         made = torch.cuda.memory_stats()["allocation.all.allocated"] - before
         assert made == (1 if name == "selective_state_update" else 2)
+
+
+def test_the_example_of_the_docs_prints_what_it_is_for() -> None:
+    text = (ROOT / "docs" / "torch.md").read_text(encoding="utf-8")
+    (example,) = re.findall(r"^```python\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
+    done = subprocess.run([sys.executable, "-c", example], cwd=ROOT, text=True, capture_output=True, check=True)
+    assert done.stdout.splitlines()[-1] == "(1, 64, 64) (1, 64, 64, 128)"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", [["transformers_models.py", "--steps", "4"], ["share_of_scan.py"]])
+def test_the_examples_run(command: list[str]) -> None:
+    pytest.importorskip("transformers", reason="needs transformers: pip install transformers")
+    program = [sys.executable, f"examples/{command[0]}", *command[1:]]
+    done = subprocess.run(program, cwd=ROOT, text=True, capture_output=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]

@@ -15,8 +15,8 @@ from pyharness.peer_suites import SUITES, Suite, suite
 from pyharness.replay import EMULATOR, Row
 from pyharness.scan import ScanResult
 
-#: Kernels of a suite that run here, for families whose kernels take seconds each to compile; `invoke peers` runs all.
-MOST_KERNELS = {"ssd": 3}
+#: Kernels of a suite that run here, of families whose kernels take long to compile; `invoke peers` runs all.
+MOST_KERNELS = {"selective": 4, "ssd": 2}
 STALE = "run `invoke peers` and commit generated/peers and docs/proof.md"
 
 

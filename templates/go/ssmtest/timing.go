@@ -4,6 +4,7 @@ package ssmtest
 
 import (
 	"fmt"
+	"reflect"
 	"time"
 
 	"example.com/ssmscan"
@@ -12,14 +13,17 @@ import (
 // coldBytes is what the pools of a session hold at least, so that each call reads from memory: three times the largest L2.
 const coldBytes = 3 * 128 << 20
 
-// Session is a kernel with its arrays in device memory, for timing: several copies of all of them, which calls
-// visit in turn.
+// Session is a problem's arrays in device memory, for timing: several copies of all of them, which calls visit in turn.
 type Session struct {
+	problem   *Problem
+	memory    memory
+	args      []ssmscan.ScanArgs
+	workspace uint64
+	held      int64 // bytes of the workspace
+	next      int
+
 	kernel *ssmscan.Kernel
 	plan   ssmscan.KernelPlan
-	memory memory
-	args   []ssmscan.ScanArgs
-	next   int
 
 	// Bytes is the fewest that one call moves: inputs and resumed states read once, y and states written once.
 	Bytes int64
@@ -56,17 +60,9 @@ func Timed(row *ssmscan.Row, sequences, tokens int) (*Problem, error) {
 	return Draw("timing", 7, shape, options...), nil
 }
 
-// Place uploads a problem, in as many copies as no cache holds. The error is ErrUnsupported where the kernel does not take
-// it.
-func Place(device *ssmscan.Device, kernel *ssmscan.Kernel, p *Problem) (*Session, error) {
-	if reason := kernel.Row.Refusal(ssmscan.Problem{Geometry: p.Geometry(), IO: p.IO, State: p.StateType}); reason != "" {
-		return nil, fmt.Errorf("%w: %s", ErrUnsupported, reason)
-	}
-	s := &Session{kernel: kernel, memory: memory{device: device}}
-	var err error
-	if s.plan, err = kernel.Row.Plan(kernel.Target, p.Geometry()); err != nil {
-		return nil, err
-	}
+// Place uploads a problem, in as many copies as no cache holds.
+func Place(device *ssmscan.Device, p *Problem) (*Session, error) {
+	s := &Session{problem: p, memory: memory{device: device}}
 	slots := int64(p.Sequences) * int64(p.slotValues()) * p.StateType.Bytes()
 	s.Bytes = int64(2*len(p.X)+len(p.B)+len(p.C))*p.IO.Bytes() + slots
 	for _, resumes := range p.Resume {
@@ -74,22 +70,65 @@ func Place(device *ssmscan.Device, kernel *ssmscan.Kernel, p *Problem) (*Session
 			s.Bytes += slots / int64(p.Sequences)
 		}
 	}
-	copies := 1 + int(coldBytes/s.Bytes)
-	for range min(copies, 64) {
-		args, err := s.memory.place(p)
+	first, err := s.memory.place(p)
+	if err != nil {
+		return nil, s.fail(err)
+	}
+	s.args = append(s.args, *first)
+	placed := s.memory.arrays
+	for range min(coldBytes/s.Bytes, 63) {
+		args, err := s.memory.again(placed, *first)
 		if err != nil {
 			return nil, s.fail(err)
 		}
-		args.Lanes, args.Rows, args.Chunk = s.plan.Lanes, s.plan.Rows, s.plan.Chunk
-		if s.plan.WorkspaceBytes > 0 {
-			if args.Workspace, err = s.memory.add("workspace", make([]byte, s.plan.WorkspaceBytes), true); err != nil {
-				return nil, s.fail(err)
-			}
-			args.WorkspaceBytes = s.plan.WorkspaceBytes
-		}
-		s.args = append(s.args, *args)
+		s.args = append(s.args, args)
 	}
 	return s, nil
+}
+
+// again uploads arrays once more and gives arguments that point at these.
+func (m *memory) again(placed []*array, args ssmscan.ScanArgs) (ssmscan.ScanArgs, error) {
+	moved := map[uint64]uint64{}
+	for _, array := range placed {
+		address, err := m.add(array.name, array.before[guard:len(array.before)-guard], array.writable)
+		if err != nil {
+			return args, err
+		}
+		moved[array.address+guard] = address
+	}
+	fields := reflect.ValueOf(&args).Elem()
+	for i := range fields.NumField() {
+		if field := fields.Field(i); field.Kind() == reflect.Uint64 && field.Uint() != 0 {
+			field.SetUint(moved[field.Uint()])
+		}
+	}
+	return args, nil
+}
+
+// Use makes a kernel the one that Launch runs. All copies share its workspace. The error is ErrUnsupported where it does not
+// take the problem.
+func (s *Session) Use(kernel *ssmscan.Kernel) error {
+	p := s.problem
+	if reason := kernel.Row.Refusal(ssmscan.Problem{Geometry: p.Geometry(), IO: p.IO, State: p.StateType}); reason != "" {
+		return fmt.Errorf("%w: %s", ErrUnsupported, reason)
+	}
+	plan, err := kernel.Row.Plan(kernel.Target, p.Geometry())
+	if err != nil {
+		return err
+	}
+	if plan.WorkspaceBytes > s.held {
+		if s.workspace, err = s.memory.add("workspace", make([]byte, plan.WorkspaceBytes), true); err != nil {
+			return err
+		}
+		s.held = plan.WorkspaceBytes
+	}
+	s.kernel, s.plan = kernel, plan
+	for i := range s.args {
+		args := &s.args[i]
+		args.Lanes, args.Rows, args.Chunk = plan.Lanes, plan.Rows, plan.Chunk
+		args.Workspace, args.WorkspaceBytes = s.workspace, s.held
+	}
+	return nil
 }
 
 func (s *Session) fail(err error) error {

@@ -363,41 +363,61 @@ func measure(device *ssmscan.Device, kernel *ssmscan.Kernel) (map[string]float64
 	return found, nil
 }
 
-// likeness is what kernels have to have in common to be timed at one problem.
+// likeness is what kernels have to have in common to be timed at one problem, as ssmtest.Timed draws it.
 func likeness(row *ssmscan.Row) string {
-	return fmt.Sprint(row.Spec.IO, row.Spec.State, row.Spec.DState, row.Limits["head_dim"])
+	headDim := int64(64)
+	if limits, ok := row.Limits["head_dim"]; ok {
+		headDim = limits[0]
+	}
+	dState := row.Spec.DState
+	if dState == 0 {
+		dState = 128
+	}
+	return fmt.Sprint(row.Spec.IO, row.Spec.State, dState, headDim)
 }
 
-var lastTimed = map[int]struct {
+// placed is the session of the last problem of so many tokens a sequence.
+var placed = map[int]struct {
 	of      string
-	problem *ssmtest.Problem
+	session *ssmtest.Session
 }{}
 
-// timed gives the problem that a kernel is timed at: the last one of so many tokens, where it is the same.
-func timed(row *ssmscan.Row, sequences, tokens int) (*ssmtest.Problem, error) {
-	last := lastTimed[tokens]
-	if last.of != likeness(row) {
-		problem, err := ssmtest.Timed(row, sequences, tokens)
-		if err != nil {
+// session gives a session that a kernel may use: the last one of so many tokens, where its problem is the same.
+func session(device *ssmscan.Device, row *ssmscan.Row, sequences, tokens int) (*ssmtest.Session, error) {
+	last := placed[tokens]
+	if last.of == likeness(row) {
+		return last.session, nil
+	}
+	problem, err := ssmtest.Timed(row, sequences, tokens)
+	if err != nil {
+		return nil, err
+	}
+	if last.session != nil {
+		if err := last.session.Close(); err != nil {
 			return nil, err
 		}
-		last.of, last.problem = likeness(row), problem
-		lastTimed[tokens] = last
 	}
-	return last.problem, nil
+	delete(placed, tokens)
+	last.of = likeness(row)
+	if last.session, err = ssmtest.Place(device, problem); err == nil {
+		placed[tokens] = last
+	}
+	return last.session, err
 }
 
 func timePoint(device *ssmscan.Device, kernel *ssmscan.Kernel, sequences, tokens int) (float64, error) {
-	const rounds, calls = 5, 40
-	problem, err := timed(kernel.Row, sequences, tokens)
+	const rounds = 5
+	calls := 40
+	if tokens <= ssmscan.DecodeTokens {
+		calls = 200 // what starts a round is little of it
+	}
+	session, err := session(device, kernel.Row, sequences, tokens)
 	if err != nil {
 		return 0, err
 	}
-	session, err := ssmtest.Place(device, kernel, problem)
-	if err != nil {
+	if err := session.Use(kernel); err != nil {
 		return 0, err
 	}
-	defer session.Close()
 	first, err := device.NewEvent()
 	if err != nil {
 		return 0, err
@@ -426,7 +446,7 @@ func timePoint(device *ssmscan.Device, kernel *ssmscan.Kernel, sequences, tokens
 			return 0, err
 		}
 		if round > 0 {
-			us = append(us, float64(elapsed)/float64(time.Microsecond)/calls)
+			us = append(us, float64(elapsed)/float64(time.Microsecond)/float64(calls))
 		}
 	}
 	slices.Sort(us)
