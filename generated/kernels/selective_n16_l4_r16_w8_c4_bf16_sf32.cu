@@ -9,12 +9,12 @@
 //   S[n] = exp(d * A[h,n]) * S[n] + d * B[t,g,n] * x[t,h]
 //   y[t,h] = (sum_n S[n] * C[t,g,n] + D[h] * x[t,h]) * silu(z[t,h])
 //
-// For prefill. A lane owns 2 channel(s) by 4 columns, the columns as quads l, l + 4, ... The warps of
-// a block have the same channels and take turns of 4 tokens: exponentials, which bound the work (a multiprocessor issues
-// 16 a clock), and all else that needs no state are computed by all warps at the same time, each for its own tokens;
-// only the recurrence itself goes from warp to warp, the state of a quad being handed on as soon as it is there. So a
-// few channels fill the device, and no sum is taken in another order than that of the tokens. Nothing else is shared: a
-// warp fetches the tokens of its next turn while it computes this one.
+// For prefill. A lane owns 2 channel(s) by 4 columns, the columns as quads l, l + 4, ...
+// The warps of a block have the same channels and take turns of 4 tokens: exponentials, which bound the work (a
+// multiprocessor issues 16 a clock), and all else that needs no state are computed by all warps at the same time, each
+// for its own tokens; only the recurrence itself goes from warp to warp, the state of a quad being handed on as soon as
+// it is there. So a few channels fill the device, and no sum is taken in another order than that of the tokens. Nothing
+// else is shared: a warp fetches the tokens of its next turn while it computes this one.
 //
 // The decay is 2^(d * (A log2 e)): two roundings of the exponent and one of the power, a relative error of at most
 // (|d A| + 2) 2^-23. y is summed by column bits from high to low, in the order of the other families: every number of
