@@ -184,11 +184,12 @@ class SelectiveSpec(KernelSpec):
         if self.decodes:
             # The state and A; the most warps for which nvcc spills nothing on any target.
             live = 2 * self.tile * self.slice
-            warps = 8 if live > 64 else 16 if DTYPE_BYTES[self.io] < 4 else 12
+            warps = 8 if live > 32 else 16 if DTYPE_BYTES[self.io] < 4 else 12
         else:
-            # A quad of every token, A, and the sums of the quads before.
+            # A quad of every token, A, the sums of the quads before, and what is fetched of B and C, in words.
             live = self.tile * (4 * self.chunk + self.slice + (self.quads - 1) * self.chunk)
-            warps = 16 if live <= 40 else 12 if live <= 80 else 8
+            live += self.chunk * self.slice * self.lanes * DTYPE_BYTES[self.io] // 64
+            warps = 16 if live <= 44 else 12 if live <= 80 else 8
         return max(1, warps // self.warps)
 
     @property
