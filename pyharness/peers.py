@@ -28,8 +28,8 @@ from pyharness.workload import Norms, Point, Workload
 TRITON_CONFIGURATIONS = ((4, 4), (4, 1), (8, 1), (16, 1))
 #: Of Mamba-1, whose states have few columns: a block takes more channels.
 TRITON_CHANNELS = ((32, 4), (16, 1), (32, 1), (32, 2), (64, 1), (64, 2), (64, 4), (128, 2), (128, 4), (256, 8))
-#: FlashInfer's kernel that takes several tokens a sequence. With one token none of its own was the fastest anywhere, and
-#: each storage type costs a compilation of some 20 s.
+#: FlashInfer's kernel that takes several tokens a sequence. With one token none of its own was the fastest, and each
+#: storage type costs a compilation of some 20 s.
 FLASHINFER_ALGORITHM = "simple"
 #: mamba-ssm's compiled scan of Mamba-1; who benches builds it from the package's source distribution.
 _SCAN_MODULE = "selective_scan_cuda"
