@@ -45,11 +45,11 @@ _MAMBA1 = 16  # the d_state of nearly every Mamba-1 model
 
 _SELECTIVE: tuple[KernelSpec, ...] = (
     *(SelectiveSpec(d_state=_MAMBA1, io=io) for io in ("f32", "bf16", "f16")),
-    # Fewer lanes a channel, where a batch fills the device.
-    SelectiveSpec(d_state=_MAMBA1, io="bf16", lanes=2, rows=64, warps=4, chunk=64),
+    # More warps that take turns for few channels, fewer for many sequences.
+    *(SelectiveSpec(d_state=_MAMBA1, io="bf16", warps=warps) for warps in (16, 4)),
     *(SelectiveSpec(d_state=_MAMBA1, io=io, chunk=1) for io in ("f32", "bf16", "f16")),
-    # A sequence a block, for small batches.
-    SelectiveSpec(d_state=_MAMBA1, io="bf16", chunk=1, sequences=1),
+    # Two sequences a block, for small batches.
+    SelectiveSpec(d_state=_MAMBA1, io="bf16", chunk=1, sequences=2),
 )
 
 _SSD: tuple[KernelSpec, ...] = (

@@ -13,8 +13,8 @@ from pyharness.cases import Case, Options, Shape, as_channels, draw
 from pyharness.families import SelectiveSpec
 from pyharness.problem import ScanProblem
 
-#: Of a kernel that stages nothing, the tokens that boundaries and lengths are put around.
-_UNSTAGED_CHUNK = 8
+#: Of a kernel for decode, the tokens that boundaries and lengths are put around.
+_DECODED = 8
 
 
 def kernel_cases(spec: SelectiveSpec) -> Iterator[Case]:
@@ -26,7 +26,7 @@ def kernel_cases(spec: SelectiveSpec) -> Iterator[Case]:
 
 
 def option_cases(spec: SelectiveSpec) -> Iterator[Case]:
-    """Options of the operation in a kernel's types; lengths cross several chunks, channels fill blocks and do not."""
+    """Options of the operation in a kernel's types; lengths cross several rounds, channels fill blocks and do not."""
     plain = Options(io=spec.io, state=spec.state, per_column_a=True, z=True, dt_f32=True, fresh="mixed")
     for name, channels, groups, options in (
         ("whole blocks", 512, 1, plain),
@@ -52,8 +52,8 @@ def option_cases(spec: SelectiveSpec) -> Iterator[Case]:
 
 
 def edge_cases(spec: SelectiveSpec) -> Iterator[Case]:
-    """The edges of what is legal (`cases.edge_cases`) around a kernel's chunk, each row of a head as a channel."""
-    chunk = _UNSTAGED_CHUNK if spec.decodes else spec.chunk
+    """The edges of what is legal (`cases.edge_cases`) around a round of turns, each row of a head as a channel."""
+    chunk = _DECODED if spec.decodes else spec.round
     for case in cases.edge_cases(spec.d_state, chunk=chunk, io=spec.io, state=spec.state):
         yield Case(f"Mamba-1 {case.name} chunk {chunk} {_sizes(spec)}", functools.partial(_of_channels, case))
 

@@ -435,6 +435,50 @@ extern "C" __global__ void ssm_k(const __grid_constant__ ScanArgs a) {
     assert y.array[0] == 4095
 
 
+# ---------------------------------------------------------------------------------------------- between warps
+
+
+def relay(*defects: tuple[str, str], seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    x, y = floats(4 * 32), output(4 * 32)
+    buffers = [EmulatorBuffer("x", x), y]
+    launch(kernel("relay", *defects), buffers, "relay", block=128, shared=512, n=3, seed=seed)
+    return x, y.array
+
+
+def test_warps_hand_over_by_barriers_with_a_number() -> None:
+    for seed in range(4):
+        x, y = relay(seed=seed)
+        rounds = np.concatenate([x.reshape(4, 32)] * 3).cumsum(0, dtype=np.float32)
+        assert np.array_equal(y.reshape(4, 32), rounds[-4:])
+
+
+@pytest.mark.parametrize(
+    ("defect", "found"),
+    [
+        # Nobody waits: a sum is read before it is there, and overwritten before it was read.
+        (("if (warp + round > 0) emu_named_barrier(warp, 64, 1);", ""), {"race", "uninitialised"}),
+        # Handed over before it is stored.
+        (
+            (
+                "shared_memory[next * 32 + lane] = sum + a.x[warp * 32 + lane];\n"
+                "    if (next > 0 || round + 1 < a.n) emu_named_barrier(next, 64, 0);",
+                "if (next > 0 || round + 1 < a.n) emu_named_barrier(next, 64, 0);\n"
+                "    shared_memory[next * 32 + lane] = sum + a.x[warp * 32 + lane];",
+            ),
+            {"race", "uninitialised"},
+        ),
+        # The last warp does not come back to the first.
+        (("next > 0 || round + 1 < a.n", "next > 0"), {"deadlock"}),
+        (("emu_named_barrier(next, 64, 0)", "emu_named_barrier(next, 96, 0)"), {"named-barrier"}),
+        (("emu_named_barrier(warp, 64, 1)", "emu_named_barrier(warp + 16, 64, 1)"), {"named-barrier"}),
+    ],
+)
+def test_warps_out_of_order_are_reported(defect: tuple[str, str], found: set[str]) -> None:
+    with pytest.raises(EmulatorError) as error:
+        relay(defect)
+    assert kinds(error.value) & found
+
+
 # ---------------------------------------------------------------------------------------------- between blocks
 
 

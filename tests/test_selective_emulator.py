@@ -37,8 +37,8 @@ EXAMPLES = settings(SETTINGS, max_examples=15)
 #: Every type of io and every type of the state; the pair that models have, bf16 and f32, is that of the broken kernels.
 TYPES = (("f32", "f32"), ("bf16", "f16"), ("f16", "bf16"))
 EVERY_TYPE = pytest.mark.parametrize(("io", "state"), TYPES)
-#: A kernel for prefill whose chunk is several groups of batches, and one for decode.
-PREFILL: dict[str, int] = {"lanes": 4, "rows": 16, "warps": 1, "chunk": 24}
+#: A kernel for prefill, whose three warps take turns, and one for decode.
+PREFILL: dict[str, int] = {"lanes": 4, "rows": 16, "warps": 3, "chunk": 4}
 DECODE: dict[str, int] = {"warps": 1, "chunk": 1}
 BOTH = pytest.mark.parametrize("fields", [PREFILL, DECODE], ids=["prefill", "decode"])
 
@@ -70,14 +70,14 @@ def test_any_problem_matches_the_oracle(fields: dict[str, int], io: str, state: 
 @EXAMPLES
 @given(problem=problems(38, most_tokens=20))
 def test_any_problem_with_odd_columns_matches_the_oracle(fields: dict[str, int], problem: ScanProblem) -> None:
-    """38 columns: no vector fits a row, and the last lane's quads are partly empty."""
-    own = fields | ({"lanes": 8} if fields is PREFILL else {})
-    assert_right(as_channels(problem), SelectiveSpec(d_state=38, **(own | {"rows": 8} if fields is PREFILL else own)))
+    """38 columns: no vector fits a row, and the last lane's quads are partly empty; 8 lanes share turns of 4 tokens."""
+    own = fields | ({"lanes": 8, "rows": 8} if fields is PREFILL else {})
+    assert_right(as_channels(problem), SelectiveSpec(d_state=38, **own))
 
 
 @EVERY_TYPE
 def test_full_blocks_of_the_usual_problem_match_the_oracle(io: str, state: str) -> None:
-    """As many channels as blocks have room for, and lengths around chunks and groups: no path but the fast one."""
+    """As many channels as blocks have room for, and lengths around turns and rounds: whole turns take the fast path."""
     spec = SelectiveSpec(d_state=16, io=io, state=state, **PREFILL)
     for dt_f32 in (False, True):
         options = {"io": io, "state": state, "dt_f32": dt_f32, "fresh": "mixed", "slots": "moved"}
@@ -89,7 +89,7 @@ def test_full_blocks_of_the_usual_problem_match_the_oracle(io: str, state: str) 
 def test_edges(io: str, state: str, fields: dict[str, int]) -> None:
     """Every known fault and edge, with boundaries and lengths around the chunk, as Mamba-1 problems."""
     spec = SelectiveSpec(d_state=16, io=io, state=state, **fields)
-    for case in edge_cases(16, chunk=spec.chunk if fields is PREFILL else 4, io=io, state=state):
+    for case in edge_cases(16, chunk=spec.round if fields is PREFILL else 4, io=io, state=state):
         problem = as_channels(case.build())
         errors = compare(scan(problem, spec.id, "emulator"), problem)
         assert errors.ok, f"{spec.id}, {case.name}: {errors}"
@@ -144,7 +144,7 @@ def test_more_channels_than_a_grid_dimension_counts_in_prefill() -> None:
 @pytest.mark.parametrize("d_state", [3, 100, 256])
 def test_few_odd_and_many_columns(d_state: int) -> None:
     problem = usual(6, (2, 35), 11, d_state, fresh="mixed")
-    for fields in ({"warps": 1}, DECODE):
+    for fields in ({}, DECODE):
         assert_right(problem, SelectiveSpec(d_state=d_state, **fields))
 
 
@@ -168,12 +168,12 @@ def test_heads_of_more_than_one_row_are_refused() -> None:
         ({"d_state": 16, "state": "i8"}, "state must be one of"),
         ({"d_state": 16, "lanes": 3}, "lanes must be a power of two"),
         ({"d_state": 16, "lanes": 2, "rows": 192}, "a lane must own 1, 2, 4 or 8 channels"),
-        ({"d_state": 16, "lanes": 1, "rows": 512}, "at most as many channels as lanes"),
-        ({"d_state": 256, "lanes": 8, "rows": 64, "warps": 4}, "at most 64 elements"),
-        ({"d_state": 16, "lanes": 4, "rows": 64, "chunk": 6}, "whole batches of 4"),
-        ({"d_state": 16, "chunk": 129}, "up to 128 tokens"),
-        ({"d_state": 256, "chunk": 64}, "bytes of shared memory"),
-        ({"d_state": 16, "warps": 9}, "warps must be 1 to 8"),
+        ({"d_state": 16, "lanes": 1, "rows": 64, "warps": 1, "chunk": 1}, "at most as many channels as lanes"),
+        ({"d_state": 256, "lanes": 8, "rows": 16}, "at most 64 elements"),
+        ({"d_state": 16, "chunk": 6}, "chunk must be 1, or 2, 4, 8 or 16 tokens, found 6"),
+        ({"d_state": 256, "lanes": 32, "rows": 1, "chunk": 16, "warps": 8}, "bytes of shared memory"),
+        ({"d_state": 16, "warps": 17}, "warps must be 1 to 16"),
+        ({"d_state": 16, "lanes": 1, "warps": 8}, "wait for 16 quads in all, found 8 warps of 4"),
         ({"d_state": 16, "chunk": 1, "sequences": 65}, "may serve 1 to 64 sequences"),
         ({"d_state": 16, "chunk": 32, "sequences": 2}, "where chunk is 1, found chunk 32"),
     ],
@@ -184,7 +184,7 @@ def test_specs_that_cannot_exist_say_why(fields: dict[str, Any], reason: str) ->
 
 
 def test_the_grid_has_a_block_a_run_of_channels_of_a_group_and_a_share_of_the_sequences() -> None:
-    prefill = SelectiveSpec(d_state=16, lanes=2, rows=64, warps=4, chunk=32)
+    prefill = SelectiveSpec(d_state=16, lanes=1, rows=64, warps=4, chunk=4)
     assert prefill.grid_rule == {"rule": "channels", "rows": 64, "sequences": 1}
     decode = SelectiveSpec(d_state=16, lanes=4, rows=32, warps=1, chunk=1, sequences=4)
     assert decode.grid_rule == {"rule": "channels", "rows": 32, "sequences": 4}
@@ -202,13 +202,13 @@ def test_the_grid_has_a_block_a_run_of_channels_of_a_group_and_a_share_of_the_se
 
 # The same bits.
 
-#: Of one and of two warps, a channel to one lane, two and four.
+#: Of one to three warps, a channel to one lane, two and four, one channel a lane and two.
 CONFIGURATIONS: dict[str, tuple[dict[str, int], ...]] = {
-    "f32": (PREFILL, DECODE, {"lanes": 1, "rows": 32, "warps": 1, "chunk": 8}),
+    "f32": (PREFILL, DECODE, {"lanes": 1, "rows": 32, "warps": 1, "chunk": 2}),
     "bf16": (
         PREFILL,
         DECODE,
-        {"lanes": 2, "rows": 32, "warps": 2, "chunk": 16},
+        {"lanes": 2, "rows": 32, "warps": 2, "chunk": 8},
         {"lanes": 2, "rows": 32, "warps": 2, "chunk": 1, "sequences": 1},
     ),
 }
@@ -285,40 +285,49 @@ def test_unnamed_slots_keep_their_bits_and_padding_writes_only_zeros(
 # Broken kernels.
 
 
-BROKEN = SelectiveSpec(d_state=16, io="bf16", lanes=4, rows=32, warps=2, chunk=24)
+BROKEN = SelectiveSpec(d_state=16, io="bf16", lanes=2, rows=32, warps=3, chunk=4)
 BROKEN_DECODE = SelectiveSpec(d_state=16, io="bf16", state="f16", **DECODE)
 
 
 def exercising(spec: SelectiveSpec) -> Iterator[ScanProblem]:
-    """Problems that reach every line: the fast path over several chunks and items, and every option."""
+    """Problems that reach every line: the fast path over several rounds and items, and every option."""
     types: dict[str, Any] = {"io": spec.io, "state": spec.state, "fresh": "mixed", "slots": "moved"}
-    yield usual(31, (70, 16, 1), 2 * spec.rows, 16, **types)
+    yield usual(31, (66, 16, 1), 2 * spec.rows, 16, **types)
     options = Options(per_column_a=True, z=True, checkpoints=2, gap=1, tail=3, key=spec.state != "f32", **types)
     yield draw(32, Shape((1, 20, 9, 0), 86, 1, 16, 2), options)
+    if spec.decodes:
+        # More sequences than the lists of a block hold at once, a few of them longer.
+        yield usual(36, (1,) * 20 + (3,) + (1,) * 20 + (0, 2), spec.rows, 16, **types)
 
 
 #: What a line says, and what it says once broken.
 BREAKS = (
-    ("decay", "exp2_approx(d[r] * A[1])", "exp2_approx(d[r] * A[0])", BROKEN),
-    ("group", "static_cast<int64_t>(w.group) * kDState", "0", BROKEN),
-    ("chunk's tokens", "t < n_tokens", "t < n_tokens - 1", BROKEN),
-    ("checkpoint", "if (slot >= 0 && slot < a.slots)", "if (slot > 1000)", BROKEN),
-    ("final state", "a, tile, w, at, q.write, length - 1", "a, tile, w, at, a.write_slots[0], length - 1", BROKEN),
-    ("unused rows", "  clear_unused(a, w);\n}", "}", BROKEN),
+    ("decay", "d * rates.A[i][r][c]", "d * rates.A[i][r][0]", BROKEN),
+    ("group", "static_cast<int64_t>(group) * kDState", "0", BROKEN),
+    ("turn's tokens", "Source::fetched_token(i) < n_tokens", "Source::fetched_token(i) < n_tokens - 1", BROKEN),
+    ("missing tokens", "k >= n_tokens) break", "k > n_tokens) break", BROKEN),
+    ("checkpoint", "if (slot >= 0 && slot < a.slots) {", "if (slot > 1000) {", BROKEN),
+    ("slot of the final state", "at, state, write, i,", "at, state, a.write_slots[0], i,", BROKEN),
+    ("unused rows", "  clear_unused(a, find_channels", "  (find_channels", BROKEN),
+    ("the state's next warp", "left == kTurn ? own :", "left == kTurn ? turns[0] :", BROKEN),
+    ("turns of all sequences", "taken += n_turns", "taken += 1", BROKEN),
+    ("a turn that nobody takes", "wait_for_turn(a, warp, i);  // a", "wake_next(warp, i);  // a", BROKEN),
     ("owner of a channel", "r * kOwners, kLanes", "0, kLanes", BROKEN_DECODE),
     (
-        "slot of the final state",
+        "slot of a longer sequence's final state",
         "store_channels<kFast>(a, s, q.write,",
         "store_channels<kFast>(a, s, 0,",
         BROKEN_DECODE,
     ),
+    ("slot of a step's final state", "write * a.state_stride", "0 * a.state_stride", BROKEN_DECODE),
+    ("fresh step", "if (read >= 0 && column", "if (column", BROKEN_DECODE),
     ("token of a draw", "a, s, slot, t - q.begin, at", "a, s, slot, 0, at", BROKEN_DECODE),
-    ("share of the sequences", "entry += 2 * w.step", "entry += 3 * w.step", BROKEN_DECODE),
-    ("steps of the next group", "steps = next;", ";", BROKEN),
+    ("sequences of the next lists", "first += 32 * w.step", "first += 33 * w.step", BROKEN_DECODE),
+    ("longer sequences", "& ~steps", "& steps", BROKEN_DECODE),
     (
         "D",
-        "out = fmaf(constants.D, to_f32(token.x), out)",
-        "out = fmaf(constants.D, to_f32(token.z), out)",
+        "fmaf(constants.D, to_f32(step.token.x), out)",
+        "fmaf(constants.D, to_f32(step.token.z), out)",
         BROKEN_DECODE,
     ),
 )
@@ -335,52 +344,44 @@ def test_a_broken_line_is_seen(what: str, line: str, broken: str, spec: Selectiv
     source = render(spec)
     assert line in source, what
     for problem in exercising(spec):
+        # As few blocks as there are runs of channels: each serves all sequences.
+        grid = spec.plan(replace(problem.geometry, sequences=1)).launches[0].grid[0]
         try:
-            result = run_text(source.replace(line, broken), spec, problem)
+            result = run_text(source.replace(line, broken), spec, problem, grid=grid)
         except EmulatorError:
             return
-        wanted = run_text(source, spec, problem)
+        wanted = run_text(source, spec, problem, grid=grid)
         if not compare(result, problem).ok or result.state.tobytes() != wanted.state.tobytes():
             return
     pytest.fail(f"{what}: nothing saw it")
 
 
-BARRIERS = (
-    "__syncthreads();  // the chunk is staged; nobody reads the other buffer, what was widened or the last sequence",
-    "__syncthreads();  // B and C are widened",
+#: What orders the warps of a block, and how its lack shows.
+ORDER = (
+    ("  __syncwarp();  // the last turn's were read\n", {"race"}),
+    ("  __syncwarp();  // this turn's are there\n", {"race", "uninitialised"}),
+    ("    wait_for_turn(a, warp, i);\n    float4", {"race", "uninitialised", "deadlock"}),
+    ("    if (&next != &own) wake_next(warp, i);\n", {"deadlock"}),
 )
 
 
-@pytest.mark.parametrize("barrier", BARRIERS, ids=["staged", "widened"])
-def test_a_deleted_barrier_is_a_race(barrier: str) -> None:
+@pytest.mark.parametrize(("line", "found"), ORDER, ids=["read", "shared", "wait", "wake"])
+def test_a_deleted_barrier_is_found(line: str, found: set[str]) -> None:
     source = render(BROKEN)
-    assert source.count(barrier) == 1
-    # One block, so that it goes on to another sequence, and three chunks, so that it stages where it has just read.
+    assert source.count(line) == 1
+    # One block a run, so that it goes on to another sequence; several rounds of turns.
     problem = usual(33, (50, 33), BROKEN.rows, 16, io="bf16")
-    plan = BROKEN.plan(problem.geometry)
-    assert plan.launches[0].grid[0] == 2
+    assert BROKEN.plan(problem.geometry).launches[0].grid[0] == 2
     run_text(source, BROKEN, problem, grid=1)
     with pytest.raises(EmulatorError) as caught:
-        run_text(source.replace(barrier, ""), BROKEN, problem, grid=1)
-    assert kinds(caught.value) & {"race", "async-copy"}
-
-
-def test_a_deleted_wait_is_found() -> None:
-    source = render(BROKEN)
-    assert source.count("copy_async_wait_all();\n      __syncthreads") == 1
-    with pytest.raises(EmulatorError) as caught:
-        run_text(
-            source.replace("copy_async_wait_all();\n      __syncthreads", "__syncthreads"),
-            BROKEN,
-            next(exercising(BROKEN)),
-        )
-    assert "async-copy" in kinds(caught.value)
+        run_text(source.replace(line, line[line.index("\n") + 1 :]), BROKEN, problem, grid=1)
+    assert kinds(caught.value) & found
 
 
 @pytest.mark.parametrize(
     ("line", "broken", "spec"),
     [
-        ("return reinterpret_cast<uintptr_t>(from) % 16 == 0 && stride % kPer == 0", "return true", BROKEN),
+        ("const bool usual =", "const bool usual = true ||", BROKEN),
         ("(a.flags & kVectors) == kVectors && kDState % 4 == 0", "kDState % 4 == 0", BROKEN_DECODE),
     ],
     ids=["prefill", "decode"],
@@ -388,7 +389,7 @@ def test_a_deleted_wait_is_found() -> None:
 def test_a_vector_access_off_its_alignment_is_found(line: str, broken: str, spec: SelectiveSpec) -> None:
     source = render(spec)
     assert line in source
-    problem = usual(34, (3,), spec.rows, 16, io=spec.io, state=spec.state, shift=1)
+    problem = usual(34, (5,), spec.rows, 16, io=spec.io, state=spec.state, shift=1)
     run_text(source, spec, problem)
     with pytest.raises(EmulatorError) as caught:
         run_text(source.replace(line, broken), spec, problem)
@@ -398,7 +399,8 @@ def test_a_vector_access_off_its_alignment_is_found(line: str, broken: str, spec
 @pytest.mark.parametrize("spec", [BROKEN, BROKEN_DECODE], ids=["prefill", "decode"])
 def test_an_output_that_is_not_stored_is_found(spec: SelectiveSpec) -> None:
     source = render(spec)
-    store = re.compile(r"^.*(\*chunk\.y|y\[t \* a\.y_stride\]) = from_f32<Io>\(out.*\);$", re.MULTILINE)
+    prefill = r"store_channels\(static_cast<Io\*>\(a\.y\)[^;]*\n[^;]*How::kUsual\)"
+    store = re.compile(rf"^ *({prefill}|y\[t \* a\.y_stride\] = from_f32<Io>\(out\));$", re.MULTILINE)
     assert len(store.findall(source)) == 1
     with pytest.raises(EmulatorError) as caught:
         run_text(store.sub(";", source), spec, next(exercising(spec)))

@@ -256,8 +256,11 @@ __device__ __forceinline__ float softplus(float d) {
   return curved ? bent : d;
 }
 
-// z * sigmoid(z). The reciprocal's rounding is relative, so nothing is lost where z is small.
-__device__ __forceinline__ float gate(float z) { return z * reciprocal_approx(1.f + expf(-z)); }
+// z * sigmoid(z), to a relative (|z| + 4) 2^-23: roundings of the exponent, of the power and of the reciprocal. The
+// power is kept where its reciprocal is a normal number.
+__device__ __forceinline__ float gate(float z) {
+  return z * reciprocal_approx(1.f + exp2_approx(fminf(z * -kLog2e, 125.f)));
+}
 
 // Rounding of stored states: to nearest, or stochastically with Philox 4x32-10 (Salmon et al., SC 2011) keyed by
 // {seed, step} and counted by (element, slot, token), so that every launch configuration draws the same numbers.
@@ -423,8 +426,8 @@ __device__ __forceinline__ int folded_index(int lane) {
 // within one group, so that all its channels share B and C. A block keeps its run and goes from sequence to sequence:
 // what belongs to channels is loaded once.
 struct ChannelRun {
-  int64_t entry;  // the block's first entry of the launch's list of sequences,
-  int64_t step;   // and how far apart the others are
+  uint32_t entry;  // the block's first entry of the launch's list of sequences,
+  uint32_t step;   // and how far apart the others are
   int group;
   int first;  // first channel
   int valid;  // channels from `first` on that are there
@@ -457,7 +460,7 @@ __device__ __forceinline__ void clear_channels(const ScanArgs& a, const ChannelR
 
 // The block's share of the tokens that belong to no sequence.
 __device__ __forceinline__ void clear_unused(const ScanArgs& a, const ChannelRun& w) {
-  clear_channels(a, w, first_unused_token(a) + w.entry, a.tokens, w.step);
+  clear_channels(a, w, first_unused_token(a) + static_cast<int64_t>(w.entry), a.tokens, w.step);
 }
 
 // One token's step of four columns: S = decay * S + dx * B, and the sum of S * C over them.
@@ -802,6 +805,45 @@ __device__ __forceinline__ float advance_channels(float (&s)[kTile][kSlice], con
   return sum_quads(quads);
 }
 
+__device__ __forceinline__ void widen_state(float (&s)[kTile][kSlice], const Piece<State> (&stored)[kTile][kPieces]) {
+#pragma unroll
+  for (int r = 0; r < kTile; ++r) {
+#pragma unroll
+    for (int i = 0; i < kPieces; ++i) {
+#pragma unroll
+      for (int q = 0; q < kPieceQuads; ++q) {
+        const float4 v = quad_of(stored[r][i], q);
+        float* to = s[r] + i * kPiece + 4 * q;
+        to[0] = v.x, to[1] = v.y, to[2] = v.z, to[3] = v.w;
+      }
+    }
+  }
+}
+
+// A lane's channels from a slot, -1: zeros.
+template <bool kFast>
+__device__ __forceinline__ void load_channels(float (&s)[kTile][kSlice], const ScanArgs& a, const Place& at,
+                                              int64_t slot) {
+  Piece<State> stored[kTile][kPieces];
+#pragma unroll
+  for (int r = 0; r < kTile; ++r) {
+    const int channel = at.channel + r * kShares;
+    const State* from = static_cast<const State*>(a.state) + slot * a.state_stride + (at.first_row + channel) * kDState;
+#pragma unroll
+    for (int i = 0; i < kPieces; ++i) {
+      clear(stored[r][i]);
+      if (slot >= 0 && channel < at.valid) {
+        if constexpr (kFast) {
+          load_piece<true>(stored[r][i], from, column_of(at.lane, i), kDState);
+        } else {
+          load_elements(stored[r][i], from, column_of(at.lane, i), kDState);
+        }
+      }
+    }
+  }
+  widen_state(s, stored);
+}
+
 // Stores a lane's channels to a slot.
 template <bool kFast>
 __device__ __forceinline__ void store_channels(const ScanArgs& a, const float (&s)[kTile][kSlice], int64_t slot,
@@ -834,37 +876,6 @@ __device__ __forceinline__ void store_channels(const ScanArgs& a, const float (&
   }
 }
 
-// A sequence whose state and first token were asked for.
-struct Asked {
-  Sequence q;
-  Piece<State> stored[kTile][kPieces];
-  Token token;
-};
-
-template <bool kFast>
-__device__ __forceinline__ void ask(Asked& to, const ScanArgs& a, int group, const Place& at, int64_t entry) {
-  to.q = find_sequence(a, entry);
-#pragma unroll
-  for (int r = 0; r < kTile; ++r) {
-    const int channel = at.channel + r * kShares;
-    const bool present = to.q.read >= 0 && channel < at.valid;
-    const State* from =
-        static_cast<const State*>(a.state) + to.q.read * a.state_stride + (at.first_row + channel) * kDState;
-#pragma unroll
-    for (int i = 0; i < kPieces; ++i) {
-      clear(to.stored[r][i]);
-      if (present) {
-        if constexpr (kFast) {
-          load_piece<true>(to.stored[r][i], from, column_of(at.lane, i), kDState);
-        } else {
-          load_elements(to.stored[r][i], from, column_of(at.lane, i), kDState);
-        }
-      }
-    }
-  }
-  if (!to.q.padding && to.q.begin < to.q.end) load_token<kFast>(to.token, a, group, at, to.q.begin);
-}
-
 // What a block needs of its channels, whatever the sequence.
 struct Constants {
   float A[kTile][kSlice];  // times log2 e
@@ -892,34 +903,23 @@ __device__ __forceinline__ void load_constants(Constants& to, const ScanArgs& a,
   if constexpr (kRounds) to.rounding = find_rounding(a.rounding_key);
 }
 
-// All tokens of a sequence.
+// Any sequence, all its tokens.
 template <bool kFast>
-__device__ __forceinline__ void serve(const Asked& asked, const ScanArgs& a, const ChannelRun& w, const Place& at,
-                                      const Constants& constants) {
-  const Sequence& q = asked.q;
+__device__ __forceinline__ void serve(const ScanArgs& a, const ChannelRun& w, const Place& at, int64_t entry) {
+  const Sequence q = find_sequence(a, entry);
   if (q.padding) {
     clear_channels(a, w, q.begin, q.end, 1);
     return;
   }
+  Constants constants;
+  load_constants<kFast>(constants, a, at);
   float s[kTile][kSlice];
-#pragma unroll
-  for (int r = 0; r < kTile; ++r) {
-#pragma unroll
-    for (int i = 0; i < kPieces; ++i) {
-#pragma unroll
-      for (int k = 0; k < kPieceQuads; ++k) {
-        const float4 v = quad_of(asked.stored[r][i], k);
-        float* to = s[r] + i * kPiece + 4 * k;
-        to[0] = v.x, to[1] = v.y, to[2] = v.z, to[3] = v.w;
-      }
-    }
-  }
-  Token token = asked.token;
+  load_channels<kFast>(s, a, at, q.read);
   Io* y = static_cast<Io*>(a.y) + at.first_row + at.own;
 #pragma unroll 1
   for (int t = q.begin; t < q.end; ++t) {
-    Token next = token;
-    if (t + 1 < q.end) load_token<kFast>(next, a, w.group, at, t + 1);
+    Token token;
+    load_token<kFast>(token, a, w.group, at, t);
     const float dt = a.flags & kFlagDtF32 ? __uint_as_float(token.dt) : to_f32(element_of(token.dt, Io()));
     const float d = step_size(dt, constants.dt_bias, a.flags, a.dt_min, a.dt_max);
     float out = advance_channels(s, constants.A, token, d, at.lane);
@@ -930,56 +930,155 @@ __device__ __forceinline__ void serve(const Asked& asked, const ScanArgs& a, con
     }
     const int64_t slot = a.checkpoint_slots ? a.checkpoint_slots[t] : -1;
     if (slot >= 0 && slot < a.slots) store_channels<kFast>(a, s, slot, t - q.begin, at, constants.rounding);
-    token = next;
   }
   if (q.write >= 0) store_channels<kFast>(a, s, q.write, q.end - q.begin - 1, at, constants.rounding);
 }
 
-template <bool kFast>
-__device__ __forceinline__ void run_block(const ScanArgs& a) {
+// The sequences that models decode: one token, softplus, no limits, D and z there, no checkpoints, rounding to nearest,
+// whole runs of channels, rows that take vectors. Nothing is tested then, and addresses are a few instructions.
+struct Step {
+  Piece<State> stored[kTile][kPieces];
+  Token token;
+  int begin;
+};
+
+// Where a lane finds what belongs to its channels, in elements from the start of a slot or of a token's row.
+struct Offsets {
+  int64_t state;
+  int own, columns;
+};
+
+// The lists of up to 32 sequences are read at once, an entry a lane.
+struct Listed {
+  int begin, read, write;
+};
+
+// Asks for the state and the token of the sequence that lane `of` has the numbers of.
+__device__ __forceinline__ void ask_step(Step& to, const ScanArgs& a, const Offsets& at, int lane, const Listed& mine,
+                                         int of) {
+  const int begin = __shfl_sync(kWholeWarp, mine.begin, of), read = __shfl_sync(kWholeWarp, mine.read, of);
+  const State* from = static_cast<const State*>(a.state) + read * a.state_stride + at.state;
+#pragma unroll
+  for (int r = 0; r < kTile; ++r) {
+#pragma unroll
+    for (int i = 0; i < kPieces; ++i) {
+      clear(to.stored[r][i]);
+      if (read >= 0 && column_of(lane, i) < kDState) {
+        load_piece<false>(to.stored[r][i], from + kShares * kDState * r + kPiece * kLanes * i, 0, kDState);
+      }
+    }
+  }
+  const int64_t t = begin;
+  to.begin = begin;
+  to.token.dt = a.flags & kFlagDtF32
+                    ? (static_cast<const uint32_t*>(a.dt) + t * a.dt_stride)[at.own]
+                    : (static_cast<const typename BitsOf<sizeof(Io)>::type*>(a.dt) + t * a.dt_stride)[at.own];
+  to.token.x = (static_cast<const Io*>(a.x) + t * a.x_stride)[at.own];
+  to.token.z = (static_cast<const Io*>(a.z) + t * a.z_stride)[at.own];
+  const Io* B = static_cast<const Io*>(a.B) + t * a.B_stride + at.columns;
+  const Io* C = static_cast<const Io*>(a.C) + t * a.C_stride + at.columns;
+#pragma unroll
+  for (int i = 0; i < kPieces; ++i) {
+    clear(to.token.B[i]);
+    clear(to.token.C[i]);
+    if (column_of(lane, i) < kDState) {
+      load_piece<false>(to.token.B[i], B + kPiece * kLanes * i, 0, kDState);
+      load_piece<false>(to.token.C[i], C + kPiece * kLanes * i, 0, kDState);
+    }
+  }
+}
+
+__device__ __forceinline__ void take_step(const Step& step, const ScanArgs& a, const Offsets& at, int lane,
+                                          const Constants& constants, int write) {
+  float s[kTile][kSlice];
+  widen_state(s, step.stored);
+  const float dt = a.flags & kFlagDtF32 ? __uint_as_float(step.token.dt) : to_f32(element_of(step.token.dt, Io()));
+  const float d = softplus(dt + constants.dt_bias);
+  float out = advance_channels(s, constants.A, step.token, d, lane);
+  out = fmaf(constants.D, to_f32(step.token.x), out) * gate(to_f32(step.token.z));
+  if (lane % kOwners == 0) (static_cast<Io*>(a.y) + step.begin * a.y_stride)[at.own] = from_f32<Io>(out);
+  State* to = static_cast<State*>(a.state) + write * a.state_stride + at.state;
+#pragma unroll
+  for (int r = 0; r < kTile; ++r) {
+#pragma unroll
+    for (int i = 0; i < kPieces; ++i) {
+      Piece<State> piece;
+#pragma unroll
+      for (int q = 0; q < kPieceQuads; ++q) {
+        round_quad(piece, q, s[r] + i * kPiece + 4 * q, make_uint4(0u, 0u, 0u, 0u), false, RowScale());
+      }
+      if (write >= 0 && column_of(lane, i) < kDState) {
+        store_piece(to + kShares * kDState * r + kPiece * kLanes * i, 0, piece, kDState);
+      }
+    }
+  }
+}
+
+extern "C" __global__ void __launch_bounds__(kThreads, 16)
+ssm_selective_n16_l4_r32_w1_c1_s4_bf16_sf32(const __grid_constant__ ScanArgs a) {
   const ChannelRun w = find_channels(a, kChannels);
-  const int64_t entries = entries_of(a);
+  const uint32_t entries = static_cast<uint32_t>(entries_of(a));
   Place at;
   at.lane = threadIdx.x % kLanes;
   at.channel = threadIdx.x / 32 * (kShares * kTile) + threadIdx.x % 32 / kLanes;
   at.own = at.channel + folded_index<kLanes, kTile>(at.lane) * kShares;
   at.valid = w.valid;
   at.first_row = w.first;
-
+  constexpr uint32_t kVectors = kFlagVectorState | kFlagVectorB | kFlagVectorC | kFlagPerColumnA;
+  const bool vectors =
+      (a.flags & kVectors) == kVectors && kDState % 4 == 0 && reinterpret_cast<uintptr_t>(a.A) % 16 == 0;
+  const bool usual = vectors && (a.flags & (kFlagSoftplus | kFlagDtLimit)) == kFlagSoftplus && a.z && a.D &&
+                     !a.checkpoint_slots && !(kRounds && a.rounding_key) && w.valid == kChannels;
+  const Offsets offsets{(w.first + static_cast<int64_t>(at.channel)) * kDState + column_of(at.lane, 0),
+                        w.first + at.own, w.group * kDState + column_of(at.lane, 0)};
   Constants constants;
-  int64_t entry = w.entry;
-  Asked even{};
-  if (entry < entries) ask<kFast>(even, a, w.group, at, entry);
-  load_constants<kFast>(constants, a, at);
-  if constexpr (kFast) {
+  bool loaded = false;
+#pragma unroll 1
+  for (uint32_t first = w.entry; first < entries; first += 32 * w.step) {
+    const int64_t entry = first + static_cast<int64_t>(threadIdx.x % 32) * w.step;
+    const Sequence q = find_sequence(a, entry);
+    const Listed mine{q.begin, static_cast<int>(q.read), static_cast<int>(q.write)};
+    uint32_t steps = __ballot_sync(kWholeWarp, usual && entry < entries && !q.padding && q.end - q.begin == 1);
+    uint32_t others = __ballot_sync(kWholeWarp, entry < entries) & ~steps;
+
     // Two sequences at a time, in registers of their own: one's state is on its way while the other's is used.
-    Asked odd{};
+    Step even, odd;
+    int now = 0, next = 0;
+    if (steps) {
+      now = __ffs(steps) - 1;
+      steps &= steps - 1;
+      ask_step(even, a, offsets, at.lane, mine, now);
+      if (!loaded) load_constants<true>(constants, a, at);
+      loaded = true;
 #pragma unroll 1
-    for (; entry < entries; entry += 2 * w.step) {
-      const bool more = entry + w.step < entries;
-      if (more) ask<kFast>(odd, a, w.group, at, entry + w.step);
-      serve<kFast>(even, a, w, at, constants);
-      if (entry + 2 * w.step < entries) ask<kFast>(even, a, w.group, at, entry + 2 * w.step);
-      if (more) serve<kFast>(odd, a, w, at, constants);
+      for (;;) {
+        const bool more = steps;
+        if (more) {
+          next = __ffs(steps) - 1;
+          steps &= steps - 1;
+          ask_step(odd, a, offsets, at.lane, mine, next);
+        }
+        take_step(even, a, offsets, at.lane, constants, __shfl_sync(kWholeWarp, mine.write, now));
+        if (!more) break;
+        const bool again = steps;
+        if (again) {
+          now = __ffs(steps) - 1;
+          steps &= steps - 1;
+          ask_step(even, a, offsets, at.lane, mine, now);
+        }
+        take_step(odd, a, offsets, at.lane, constants, __shfl_sync(kWholeWarp, mine.write, next));
+        if (!again) break;
+      }
     }
-  } else {
 #pragma unroll 1
-    while (entry < entries) {
-      serve<kFast>(even, a, w, at, constants);
-      entry += w.step;
-      if (entry < entries) ask<kFast>(even, a, w.group, at, entry);
+    for (; others; others &= others - 1) {
+      const int64_t other = first + static_cast<int64_t>(__ffs(others) - 1) * w.step;
+      if (vectors) {
+        serve<true>(a, w, at, other);
+      } else {
+        serve<false>(a, w, at, other);
+      }
     }
   }
   clear_unused(a, w);
-}
-
-extern "C" __global__ void __launch_bounds__(kThreads, 16)
-ssm_selective_n16_l4_r32_w1_c1_s4_bf16_sf32(const __grid_constant__ ScanArgs a) {
-  constexpr uint32_t kVectors = kFlagVectorState | kFlagVectorB | kFlagVectorC | kFlagPerColumnA;
-  const bool fast = (a.flags & kVectors) == kVectors && kDState % 4 == 0 && reinterpret_cast<uintptr_t>(a.A) % 16 == 0;
-  if (fast) {
-    run_block<true>(a);
-  } else {
-    run_block<false>(a);
-  }
 }

@@ -102,6 +102,13 @@ inline int __syncthreads_count(int p, int line = __builtin_LINE()) { return emu_
 inline void __syncwarp(unsigned mask = 0xffffffffu, int line = __builtin_LINE()) {
   emu_warp(kEmuSyncwarp, mask, 0, emu_lane(), line);
 }
+// A barrier with a number (bar.arrive and bar.sync) of so many threads, in whole warps. Who does not wait goes on. What
+// a warp did before it came is in order before what those do that waited. Ids are 0 to 15; 0 is not __syncthreads here.
+extern "C" void emu_named_barrier_of_warp(int id, int threads, int waits, int line);
+inline void emu_named_barrier(int id, int threads, int waits, int line = __builtin_LINE()) {
+  __syncwarp(0xffffffffu, line);
+  emu_named_barrier_of_warp(id, threads, waits, line);
+}
 inline void __threadfence(int line = __builtin_LINE()) { emu_fence(line); }
 inline void __threadfence_system(int line = __builtin_LINE()) { emu_fence(line); }
 inline void __threadfence_block() {}  // orders nothing that a barrier does not order here

@@ -43,7 +43,7 @@ struct Copy {
   u8 snapshot[16];  // the source when the copy was issued
 };
 
-enum class State : u8 { kReady, kYielded, kBarrier, kWarp, kDone };
+enum class State : u8 { kReady, kYielded, kBarrier, kNamed, kWarp, kDone };
 
 struct Fiber {
   void* stack_pointer;
@@ -64,13 +64,23 @@ struct Fiber {
 struct Warp {
   u32 exists, waiting, at_barrier, done;  // lane masks
   u32 counter, clock[32], known[32][32];
+  std::vector<u32> seen;  // by warp: what it did before this count is in order before what this warp does
 };
+
+// A barrier with a number: threads that came, and what they and those that they had waited for did before.
+struct Named {
+  u32 threads, arrived;
+  std::vector<u32> seen;
+  std::vector<Fiber*> waiting;
+};
+constexpr u32 kNamedBarriers = 16;
 
 struct Block {
   u32 id, epoch, first;
   Index index;
   std::vector<Fiber> fibers;
   std::vector<Warp> warps;
+  Named named[kNamedBarriers];
   std::vector<Fiber*> ready, yielded;
   u32 arrived, exited;
   int barrier_line, votes, barrier_result;
@@ -280,7 +290,9 @@ bool ordered_before_me(u32 epoch, u32 block, u32 thread, u32 clock) {
   const Fiber& me = *machine->current;
   if (block == me.block->id) {
     if (epoch != me.block->epoch || thread == me.thread) return true;
-    return thread / 32 == me.warp && clock < me.block->warps[me.warp].known[me.lane][thread % 32];
+    const Warp& w = me.block->warps[me.warp];
+    if (thread / 32 != me.warp) return thread / 32 < w.seen.size() && clock < w.seen[thread / 32];
+    return clock < w.known[me.lane][thread % 32];
   }
   return covered(me.acquired, epoch, block, thread, clock) || covered(me.block->acquired, epoch, block, thread, clock);
 }
@@ -578,6 +590,7 @@ const char* place(const Fiber& f, char (&out)[96]) {
     case State::kReady: std::snprintf(out, sizeof out, "is running"); break;
     case State::kYielded: std::snprintf(out, sizeof out, "is spinning"); break;
     case State::kBarrier: std::snprintf(out, sizeof out, "waits at __syncthreads in line %d", f.line); break;
+    case State::kNamed: std::snprintf(out, sizeof out, "waits at a barrier with a number in line %d", f.line); break;
     case State::kDone: std::snprintf(out, sizeof out, "has exited"); break;
     case State::kWarp:
       std::snprintf(out, sizeof out, "waits at %s in line %d with mask 0x%08x",
@@ -603,6 +616,7 @@ void complete_barrier(Block& b) {
   b.votes = 0;
   for (Warp& w : b.warps) {
     w.at_barrier = 0;
+    w.seen.clear();
     if (w.counter) {
       w.counter = 0;
       std::memset(w.clock, 0, sizeof w.clock);
@@ -784,6 +798,7 @@ void start_block(Block& b, u32 id) {
   b.epoch = b.first = ++m.last_epoch;
   b.arrived = b.exited = 0;
   b.votes = b.barrier_result = b.barrier_line = 0;
+  for (Named& n : b.named) n = Named{};
   b.acquired.clear();
   b.ready.clear();
   b.yielded.clear();
@@ -846,8 +861,14 @@ void report_deadlock(const std::vector<Block*>& active) {
   char mine[96], theirs[96];
   for (Block* b : active)
     for (Fiber& f : b->fibers) {
-      if (f.state != State::kWarp && f.state != State::kBarrier) continue;
+      if (f.state != State::kWarp && f.state != State::kBarrier && f.state != State::kNamed) continue;
       m.current = &f;
+      if (f.state == State::kNamed) {
+        report("deadlock", 0, 0, nullptr, f.line, b->id, kNobody, "nothing can run: the thread %s, where others never come",
+               place(f, mine));
+        m.current = nullptr;
+        return;
+      }
       for (Fiber& g : b->fibers) {
         const bool expected = f.state == State::kBarrier ? g.state != State::kBarrier
                                                          : g.warp == f.warp && (f.mask >> g.lane & 1) && &g != &f &&
@@ -1042,6 +1063,45 @@ HOOK int emu_barrier(int reduce, int predicate, int line) {
   if (++b.arrived == b.fibers.size()) complete_barrier(b);
   switch_out();
   return b.barrier_result;
+}
+
+// All lanes of the warp come, one after the other, right behind a __syncwarp.
+HOOK void emu_named_barrier_of_warp(int id, int threads, int waits, int line) {
+  Fiber& me = *machine->current;
+  Block& b = *me.block;
+  Warp& w = b.warps[me.warp];
+  if (id < 0 || id >= static_cast<int>(kNamedBarriers) || threads <= 0 || threads % 32 || w.exists != ~0u) {
+    report("named-barrier", 0, 0, nullptr, line, 0, kNobody, "barrier %d of %d threads: numbers are 0 to 15, warps come whole", id,
+           threads);
+    abandon();
+  }
+  Named& n = b.named[id];
+  if (n.arrived && n.threads != static_cast<u32>(threads)) {
+    report("named-barrier", 0, 0, nullptr, line, 0, kNobody, "barrier %d has %d threads here, %u where others came", id, threads, n.threads);
+    abandon();
+  }
+  n.threads = static_cast<u32>(threads);
+  auto joined = [](std::vector<u32>& to, const std::vector<u32>& from) {
+    if (to.size() < from.size()) to.resize(from.size());
+    for (std::size_t i = 0; i < from.size(); ++i) to[i] = std::max(to[i], from[i]);
+  };
+  joined(n.seen, w.seen);
+  if (n.seen.size() <= me.warp) n.seen.resize(me.warp + 1);
+  n.seen[me.warp] = std::max(n.seen[me.warp], w.clock[me.lane]);
+  if (waits) n.waiting.push_back(&me);
+  me.line = line;
+  const bool complete = ++n.arrived == n.threads;
+  if (complete) {
+    const std::vector<Fiber*> waiting = std::move(n.waiting);
+    for (Fiber* f : waiting) joined(b.warps[f->warp].seen, n.seen);
+    n = Named{};
+    for (Fiber* f : waiting)
+      if (f != &me) make_ready(*f);
+    ++machine->events;
+  } else if (waits) {
+    me.state = State::kNamed;
+    switch_out();
+  }
 }
 
 HOOK u64 emu_warp(int kind, unsigned mask, u64 value, unsigned source, int line) {

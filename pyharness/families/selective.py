@@ -24,16 +24,14 @@ from pyharness.spec import (
 MAX_D_STATE = 256
 #: Most state elements of a lane.
 MAX_ELEMENTS = 64
-MAX_WARPS = 8
-MAX_CHUNK = 128
+MAX_WARPS = 16
+MAX_TURN = 16
 MAX_PIECES = 16
 #: Most sequences that a decoding block serves.
 MAX_SEQUENCES = 64
 _ACCESS_BYTES = 16
-#: What a chunk is made to fit by default, in bytes: two blocks on a multiprocessor of the larger targets.
-_STAGING_BUDGET = 96 * 1024
-#: Tokens of a channel whose steps and gates a group of lanes computes at once.
-_TOKENS_TOGETHER = 8
+#: Barriers of a block that have a number.
+_BARRIERS = 16
 
 
 def channels_plan(rule: Mapping[str, Any], kernel: Launchable, geometry: Geometry) -> Plan:
@@ -54,9 +52,9 @@ class SelectiveSpec(KernelSpec):
 
     Attributes:
         lanes: lanes of a warp that share a channel's columns.
-        rows: channels of one block; with lanes and warps it fixes the channels of a lane.
+        rows: channels of one block; it fixes the channels of a lane. Prefill: of each of its warps, which take turns.
         warps: warps of a block.
-        chunk: tokens staged at a time; 1 stages nothing: the kernel is made for decode.
+        chunk: of prefill, tokens of a warp's turn; 1: the kernel is made for decode.
         sequences: of decode, sequences that a block serves; 0 for prefill, where a block serves one.
 
     Raises:
@@ -81,21 +79,21 @@ class SelectiveSpec(KernelSpec):
 
     def _fill(self) -> None:
         columns = self.piece if self.decodes else 4
-        self._default("lanes", min(32, power_of_two_at_least(-(-self.d_state // columns))))
-        # Decode is fastest in blocks of one warp, prefill in few blocks with long chunks.
-        self._default("warps", 1 if self.decodes else 8)
-        if self.lanes > 0 and self.warps > 0:
-            tile = min(4, self.lanes) if self.decodes else max(1, min(4, self.lanes // 4))
-            self._default("rows", 32 * self.warps // self.lanes * tile)
-            if 1 <= self.tile <= self.lanes:
-                self._default("chunk", self._longest_chunk())
+        whole = min(32, power_of_two_at_least(-(-self.d_state // columns)))
         if self.decodes:
+            # Fastest in blocks of one warp.
+            self._default("lanes", whole)
+            self._default("warps", 1)
             self._default("sequences", 4)
-
-    def _longest_chunk(self) -> int:
-        """The most groups of tokens that are computed together, up to 64 tokens, that fit the staging budget."""
-        group = max(self.batch, _TOKENS_TOGETHER)
-        return max(1, min(64, _STAGING_BUDGET // self._token_bytes()) // group) * group
+        else:
+            # A quad a lane: few registers, so that many warps take turns.
+            self._default("lanes", whole)
+            self._default("chunk", 4)
+            if self.lanes > 0:
+                self._default("warps", min(8, max(1, _BARRIERS // self.quads)))
+        if self.lanes > 0 and self.warps > 0:
+            tile = min(4, self.lanes) if self.decodes else 2 if self.quads == 1 else 1
+            self._default("rows", self._lanes_of_rows // self.lanes * tile)
 
     def _invalid(self) -> str:
         if self.io not in IO_DTYPES:
@@ -108,16 +106,16 @@ class SelectiveSpec(KernelSpec):
             return f"lanes must be a power of two from 1 to 32, found {self.lanes}"
         if not 1 <= self.warps <= MAX_WARPS:
             return f"warps must be 1 to {MAX_WARPS}, found {self.warps}"
-        if self.tile not in (1, 2, 4, 8) or self.tile * self.threads != self.rows * self.lanes:
+        if self.tile not in (1, 2, 4, 8) or self.tile * self._lanes_of_rows != self.rows * self.lanes:
             return (
-                f"a lane must own 1, 2, 4 or 8 channels: rows * lanes / (32 * warps) is "
-                f"{self.rows * self.lanes}/{self.threads}"
+                f"a lane must own 1, 2, 4 or 8 channels: rows * lanes / {self._lanes_of_rows} is "
+                f"{self.rows * self.lanes}/{self._lanes_of_rows}"
             )
-        if self.tile > self.lanes:
-            return f"a lane may own at most as many channels as lanes share them, {self.lanes}, found {self.tile}"
         if self.tile * self.slice > MAX_ELEMENTS:
             return f"a lane must own at most {MAX_ELEMENTS} elements, found {self.tile * self.slice}: use more lanes"
         if self.decodes:
+            if self.tile > self.lanes:
+                return f"a lane may own at most as many channels as lanes share them, {self.lanes}, found {self.tile}"
             if self.pieces > MAX_PIECES:
                 return f"a lane may own at most {MAX_PIECES} pieces of a channel, found {self.pieces}: use more lanes"
             if not 1 <= self.sequences <= MAX_SEQUENCES:
@@ -125,16 +123,25 @@ class SelectiveSpec(KernelSpec):
             return ""
         if self.sequences:
             return f"sequences of a block are chosen for decode, where chunk is 1, found chunk {self.chunk}"
-        if not 1 <= self.chunk <= MAX_CHUNK or self.chunk % self.batch:
-            return f"chunk must be 1, or up to {MAX_CHUNK} tokens in whole batches of {self.batch}, found {self.chunk}"
+        if self.chunk not in (2, 4, 8, MAX_TURN):
+            return f"chunk must be 1, or 2, 4, 8 or {MAX_TURN} tokens, found {self.chunk}"
+        if self.warps > 1 and self.warps * self.quads > _BARRIERS:
+            return (
+                f"warps may wait for {_BARRIERS} quads in all, found {self.warps} warps of {self.quads}: use more lanes"
+            )
         if self.shared_bytes > PORTABLE_SHARED:
             return f"a block may use {PORTABLE_SHARED} bytes of shared memory, found {self.shared_bytes}"
         return ""
 
     @property
     def decodes(self) -> bool:
-        """Whether nothing is staged: made for one or a few tokens a sequence."""
+        """Whether it is made for one or a few tokens a sequence."""
         return self.chunk == 1
+
+    @property
+    def round(self) -> int:
+        """Tokens after which the turns come back to the same warp (prefill)."""
+        return self.warps * self.chunk
 
     @property
     def body(self) -> str:
@@ -142,9 +149,14 @@ class SelectiveSpec(KernelSpec):
         return "decode" if self.decodes else "prefill"
 
     @property
+    def _lanes_of_rows(self) -> int:
+        """Threads among which the channels of a block are dealt out."""
+        return self.threads if self.decodes else 32
+
+    @property
     def tile(self) -> int:
         """Channels that a lane owns."""
-        return self.rows * self.lanes // self.threads
+        return self.rows * self.lanes // self._lanes_of_rows
 
     @property
     def piece(self) -> int:
@@ -167,43 +179,28 @@ class SelectiveSpec(KernelSpec):
         return self.pieces * self.piece if self.decodes else 4 * self.quads
 
     @property
-    def batch(self) -> int:
-        """Tokens whose sums of y cross the lanes together (prefill)."""
-        return max(1, self.lanes // self.tile)
-
-    @property
-    def batches(self) -> int:
-        """Batches whose steps and gates are computed together (prefill)."""
-        most = max(1, _TOKENS_TOGETHER // self.batch)
-        whole = self.chunk // self.batch
-        return max(count for count in (1, 2, 4, 8) if count <= most and whole % count == 0)
-
-    @property
     def blocks(self) -> int:
         """Blocks whose registers must fit a multiprocessor."""
-        # The state and A; the most warps for which nvcc spills nothing on any target.
-        live = 2 * self.tile * self.slice
-        warps = 16 if live <= 16 else 12 if live <= 32 else 8
         if self.decodes:
-            warps = 24 if live <= 16 else 16 if live <= 64 else 8
+            # The state and A; the most warps for which nvcc spills nothing on any target.
+            live = 2 * self.tile * self.slice
+            warps = 8 if live > 64 else 16 if DTYPE_BYTES[self.io] < 4 else 12
+        else:
+            # A quad of every token, A, and the sums of the quads before.
+            live = self.tile * (4 * self.chunk + self.slice + (self.quads - 1) * self.chunk)
+            warps = 16 if live <= 40 else 12 if live <= 80 else 8
         return max(1, warps // self.warps)
 
     @property
     def threads(self) -> int:
         return 32 * self.warps
 
-    def _token_bytes(self) -> int:
-        """Shared memory of one token in both buffers, dt with room for f32, and B and C of 16-bit io widened."""
-        io = DTYPE_BYTES[self.io]
-        columns = 4 * self.quads * self.lanes
-        per_access = _ACCESS_BYTES // io
-        channels = -(-self.rows // per_access) * per_access + 32 // io
-        steps = -(-self.rows // 4) * 4 + 8
-        return 2 * (2 * columns * io + 2 * channels * io + 4 * steps) + (0 if self.io == "f32" else 2 * columns * 4)
-
     @property
     def shared_bytes(self) -> int:
-        return 0 if self.decodes else self.chunk * self._token_bytes()
+        """Of each warp that takes turns: B and C of one, the state that is handed to it, D and dt_bias."""
+        if self.decodes:
+            return 0
+        return 4 * self.warps * (2 * self.chunk * self.slice * self.lanes + 32 * self.tile * (self.slice + 2))
 
     @property
     def grid_rule(self) -> dict[str, Any]:
@@ -225,4 +222,4 @@ class SelectiveSpec(KernelSpec):
 
     def _plan(self, geometry: Geometry) -> Plan:
         plan = channels_plan(self.grid_rule, self.launchable, geometry)
-        return replace(plan, rows=self.rows, chunk=self.chunk)
+        return replace(plan, rows=self.rows, chunk=self.round)

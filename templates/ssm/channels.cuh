@@ -2,8 +2,8 @@
 // within one group, so that all its channels share B and C. A block keeps its run and goes from sequence to sequence:
 // what belongs to channels is loaded once.
 struct ChannelRun {
-  int64_t entry;  // the block's first entry of the launch's list of sequences,
-  int64_t step;   // and how far apart the others are
+  uint32_t entry;  // the block's first entry of the launch's list of sequences,
+  uint32_t step;   // and how far apart the others are
   int group;
   int first;  // first channel
   int valid;  // channels from `first` on that are there
@@ -36,5 +36,5 @@ __device__ __forceinline__ void clear_channels(const ScanArgs& a, const ChannelR
 
 // The block's share of the tokens that belong to no sequence.
 __device__ __forceinline__ void clear_unused(const ScanArgs& a, const ChannelRun& w) {
-  clear_channels(a, w, first_unused_token(a) + w.entry, a.tokens, w.step);
+  clear_channels(a, w, first_unused_token(a) + static_cast<int64_t>(w.entry), a.tokens, w.step);
 }

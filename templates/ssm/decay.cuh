@@ -37,5 +37,8 @@ __device__ __forceinline__ float softplus(float d) {
   return curved ? bent : d;
 }
 
-// z * sigmoid(z). The reciprocal's rounding is relative, so nothing is lost where z is small.
-__device__ __forceinline__ float gate(float z) { return z * reciprocal_approx(1.f + expf(-z)); }
+// z * sigmoid(z), to a relative (|z| + 4) 2^-23: roundings of the exponent, of the power and of the reciprocal. The
+// power is kept where its reciprocal is a normal number.
+__device__ __forceinline__ float gate(float z) {
+  return z * reciprocal_approx(1.f + exp2_approx(fminf(z * -kLog2e, 125.f)));
+}

@@ -26,7 +26,11 @@ KERNELS = [
         (256, "bf16", "f32"),
     )
     for fields in ({}, {"chunk": 1})
-] + [SelectiveSpec(d_state=16, io="bf16", lanes=4, rows=64, warps=4, chunk=32)]
+] + [
+    SelectiveSpec(d_state=16, io="bf16", lanes=2, rows=32, warps=6),
+    SelectiveSpec(d_state=16, io="bf16", lanes=4, rows=16, warps=16),
+    SelectiveSpec(d_state=16, io="bf16", lanes=4, rows=8, warps=1, chunk=1, sequences=1),
+]
 EVERY = pytest.mark.parametrize("spec", KERNELS, ids=lambda spec: spec.id)
 
 
@@ -64,9 +68,9 @@ def test_every_configuration_gives_the_same_bits() -> None:
         scan(problem, SelectiveSpec(d_state=16, io="bf16", **fields).id, "gpu")
         for fields in (
             {},
-            {"lanes": 4, "rows": 64, "warps": 4, "chunk": 32},
-            {"lanes": 1, "rows": 128, "warps": 4, "chunk": 32},
-            {"lanes": 2, "rows": 128, "warps": 4, "chunk": 32},
+            {"lanes": 4, "rows": 16, "warps": 16},
+            {"lanes": 1, "rows": 64, "warps": 3, "chunk": 2},
+            {"lanes": 2, "rows": 32, "warps": 6},
             {"chunk": 1},
             {"lanes": 2, "rows": 32, "warps": 1, "chunk": 1},
         )
