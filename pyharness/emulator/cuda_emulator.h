@@ -82,11 +82,15 @@ inline constexpr int warpSize = 32;
 extern "C" {
 enum EmuReduce { kEmuNone, kEmuOr, kEmuAnd, kEmuCount };
 int emu_barrier(int reduce, int predicate, int line);
+// barrier.sync.aligned (`wait`) and barrier.arrive.aligned of barrier 1 to 15: a warp comes as a whole, and a phase is
+// over when warps of `threads` threads have come. It orders memory as a __syncthreads of those warps would: what a warp
+// did before it came is seen by the warps that wait.
+void emu_named_barrier(int number, int threads, bool wait, int line = __builtin_LINE());
 // One warp-wide operation. `source` is the lane a shuffle reads. Returns this lane's result.
 enum EmuWarpKind {
   kEmuSyncwarp, kEmuShfl, kEmuShflUp, kEmuShflDown, kEmuShflXor, kEmuBallot, kEmuAny, kEmuAll, kEmuMatchAny,
   kEmuAddU, kEmuMinU, kEmuMaxU, kEmuMinS, kEmuMaxS, kEmuAnd_, kEmuOr_, kEmuXor_,
-  kEmuMmaBf16, kEmuMmaF16, kEmuMmaTf32, kEmuLoadMatrices, kEmuLoadMatricesTransposed
+  kEmuMmaBf16, kEmuMmaF16, kEmuMmaTf32, kEmuLoadMatrices, kEmuLoadMatricesTransposed, kEmuNamedBarrier
 };
 std::uint64_t emu_warp(int kind, unsigned mask, std::uint64_t value, unsigned source, int line);
 unsigned emu_active_mask();
