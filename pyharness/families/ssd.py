@@ -215,7 +215,8 @@ class SsdSpec(KernelSpec):
     def _decay_bytes(self) -> int:
         """Shared memory of the decays of two chunks, and of what each warp works them out from."""
         decays = (3 if self.exact else 2) * self.heads * (5 * self.chunk + self.chunk // _TILE) * _WORD_BYTES
-        return decays + self.warps // (2 if self.exact else 1) * 4 * _WORD_BYTES
+        notes = self.warps // 2 * 6 if self.exact else self.warps * 4
+        return decays + notes * _WORD_BYTES
 
     def _panel_bytes(self, stages: int) -> int:
         """Shared memory where warp groups multiply: tokens of each stage, states, and rows of y, in 16 bits."""
@@ -241,7 +242,7 @@ class SsdSpec(KernelSpec):
     @property
     def gather_blocks(self) -> int:
         """Blocks of the first of two launches whose registers must fit a multiprocessor."""
-        return 16 * 32 // self.gather_threads if self.exact else self.blocks
+        return 1 if self.exact else self.blocks
 
     @property
     def entries(self) -> tuple[tuple[str, int], ...]:
