@@ -226,7 +226,8 @@ class SsdSpec(KernelSpec):
 
     @property
     def _before_panels(self) -> int:
-        return -(-self._decay_bytes // 1024) * 1024
+        """Decays, notes and what the block works on, up to where panels may begin."""
+        return -(-(self._decay_bytes + 14 * _WORD_BYTES) // 1024) * 1024
 
     @property
     def shared_bytes(self) -> int:
