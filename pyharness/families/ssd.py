@@ -40,8 +40,9 @@ def segments_plan(rule: Mapping[str, Any], kernel: Launchable, geometry: Geometr
 
     A run is `heads` heads of one group.
 
-    With several segments the entry that ends in `_gather` comes first, on all segments but one and with
-    `gather_threads` threads, and stores what the states become over each segment; then `_walk` runs all of them. The
+    With several segments the entry that ends in `_gather` comes first, on all segments but one, with
+    `gather_threads` threads and `gather_shared` bytes where they are named, and stores what the states become over each
+    segment; then `_walk` runs all of them. The
     workspace is `state_bytes` for each head of each segment that the tokens can fill.
     """
     segments, chunk = rule["segments"], rule["chunk"]
