@@ -109,10 +109,20 @@ def test_strong_decay_beside_weak(spec: SsdSpec) -> None:
         assert_right(replace(problem, A=np.full(problem.heads, A, np.float32)), spec)
 
 
-def test_a_segment_of_many_chunks_takes_its_places_in_turn() -> None:
-    """Three stages, two states and three chunks' decays, each taken several times; an odd number of chunks a segment."""
-    lengths = (5 * HOPPER.segments * HOPPER.chunk - 3, 4 * HOPPER.chunk)
-    assert_right(draw(14, shape_of(HOPPER, lengths), options_of(HOPPER, fresh="mixed")), HOPPER)
+@pytest.mark.parametrize(
+    "spec",
+    [
+        HOPPER,
+        replace(HOPPER, warps=8),  # one warp group that carries a state, and one that writes y
+        SsdSpec(d_state=64, head_dim=128, io="f16", segments=2, exact="sm_90a"),  # a head of two groups
+        SsdSpec(d_state=256, io="bf16", warps=8, exact="sm_90a"),  # two stages
+    ],
+    ids=lambda spec: spec.id,
+)
+def test_a_segment_of_many_chunks_takes_its_places_in_turn(spec: SsdSpec) -> None:
+    """Stages, states and decays are each taken several times; an odd number of chunks a segment."""
+    lengths = (5 * spec.segments * spec.chunk - 3, 4 * spec.chunk)
+    assert_right(draw(14, shape_of(spec, lengths), options_of(spec, fresh="mixed")), spec)
 
 
 def test_no_sequence_and_an_order_of_none() -> None:
