@@ -216,8 +216,7 @@ class SsdSpec(KernelSpec):
     def _decay_bytes(self) -> int:
         """Shared memory of the decays of two chunks, and of what each warp works them out from."""
         decays = (3 if self.exact else 2) * self.heads * (5 * self.chunk + self.chunk // _TILE) * _WORD_BYTES
-        notes = self.warps // 2 * 6 if self.exact else self.warps * 4
-        return decays + notes * _WORD_BYTES
+        return decays + self.warps // (2 if self.exact else 1) * 4 * _WORD_BYTES
 
     def _panel_bytes(self, stages: int) -> int:
         """Shared memory where warp groups multiply: tokens of each stage, states, and rows of y, in 16 bits."""
@@ -242,11 +241,6 @@ class SsdSpec(KernelSpec):
         return self._before_panels + 2 * self.stages * self.chunk * (self.d_state + self.heads * self.head_dim)
 
     @property
-    def gather_blocks(self) -> int:
-        """Blocks of the first of two launches whose registers must fit a multiprocessor."""
-        return 1 if self.exact else self.blocks
-
-    @property
     def entries(self) -> tuple[tuple[str, int], ...]:
         """The launches in order: entry, and the segments of a sequence that it walks."""
         walk = (("walk", self.segments),)
@@ -266,8 +260,8 @@ class SsdSpec(KernelSpec):
 
     @property
     def gather_threads(self) -> int:
-        """Threads of a block of the first of two launches, which writes no y."""
-        return self.threads // 2 if self.exact else self.threads
+        """Threads of a block of the first of two launches: one warp group brings tokens, and none writes y."""
+        return self.threads // 2 + 128 if self.exact else self.threads
 
     @property
     def limits(self) -> dict[str, list[int]]:
