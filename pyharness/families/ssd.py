@@ -214,9 +214,9 @@ class SsdSpec(KernelSpec):
 
     @property
     def _decay_bytes(self) -> int:
-        """Shared memory of the decays of two chunks, and of what each warp works them out from."""
+        """Shared memory of the decays of some chunks, of what a warp works them out from, and of what a block works on."""
         decays = (3 if self.exact else 2) * self.heads * (5 * self.chunk + self.chunk // _TILE) * _WORD_BYTES
-        return decays + self.warps // (2 if self.exact else 1) * 4 * _WORD_BYTES
+        return decays + (self.warps // (2 if self.exact else 1) * 3 + 14) * _WORD_BYTES
 
     def _panel_bytes(self, stages: int) -> int:
         """Shared memory where warp groups multiply: tokens of each stage, states, and rows of y, in 16 bits."""
@@ -226,8 +226,8 @@ class SsdSpec(KernelSpec):
 
     @property
     def _before_panels(self) -> int:
-        """Decays, notes and what the block works on, up to where panels may begin."""
-        return -(-(self._decay_bytes + 14 * _WORD_BYTES) // 1024) * 1024
+        """Decays and the rest, up to where panels may begin."""
+        return -(-self._decay_bytes // 1024) * 1024
 
     @property
     def shared_bytes(self) -> int:
