@@ -130,7 +130,8 @@ def test_no_sequence_and_an_order_of_none() -> None:
     for spec in (SPLIT, HOPPER):
         for pad_slot in (-1, 3):
             problem = draw(15, shape_of(spec, (), heads=1), options_of(spec, tail=2, order=True))
-            assert problem.sequence_order is not None and problem.sequence_order.size == 0
+            assert problem.sequence_order is not None
+            assert problem.sequence_order.size == 0
             result = scan(replace(problem, pad_slot=pad_slot), spec.id, "emulator")
             assert not result.y.astype(np.float32).any()
 

@@ -78,7 +78,7 @@ class SsdSpec(KernelSpec):
     """
 
     family: ClassVar[str] = "ssd"
-    numerics_revision: ClassVar[int] = 1
+    numerics_revision: ClassVar[int] = 2
 
     head_dim: int = 0
     rows: int = 0
@@ -214,7 +214,7 @@ class SsdSpec(KernelSpec):
 
     @property
     def _decay_bytes(self) -> int:
-        """Shared memory of the decays of some chunks, of what a warp works them out from, and of what a block works on."""
+        """Shared memory of the decays of some chunks, what they are worked out from, and what a block works on."""
         decays = (3 if self.exact else 2) * self.heads * (5 * self.chunk + self.chunk // _TILE) * _WORD_BYTES
         return decays + (self.warps // (2 if self.exact else 1) * 3 + 14) * _WORD_BYTES
 

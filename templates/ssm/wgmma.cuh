@@ -53,10 +53,17 @@ __device__ __forceinline__ void products_wait() {
 // The same for a number that is constant once loops are unrolled.
 __device__ __forceinline__ void products_wait_but(int batches) {
   switch (batches) {
-    case 0: products_wait<0>(); break;
-    case 1: products_wait<1>(); break;
-    case 2: products_wait<2>(); break;
-    default: products_wait<3>();
+    case 0:
+      products_wait<0>();
+      break;
+    case 1:
+      products_wait<1>();
+      break;
+    case 2:
+      products_wait<2>();
+      break;
+    default:
+      products_wait<3>();
   }
 }
 
