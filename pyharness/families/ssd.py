@@ -40,23 +40,22 @@ def segments_plan(rule: Mapping[str, Any], kernel: Launchable, geometry: Geometr
 
     A run is `heads` heads of one group.
 
-    With several segments the entry that ends in `_gather` comes first, on all segments but one, with
-    `gather_threads` threads and `gather_shared` bytes where they are named, and stores what the states become over each
-    segment; then `_walk` runs all of them. The
+    With several segments the entry that ends in `_gather` comes first, on all segments but one, with `gather_shared`
+    bytes of shared memory where they are named, and stores what the states become over each segment; then `_walk` runs
+    all of them. The
     workspace is `state_bytes` for each head of each segment that the tokens can fill.
     """
     segments, chunk = rule["segments"], rule["chunk"]
     blocks = max(geometry.sequences, 1) * head_runs(geometry, rule["heads"])
     by_name = {entry.rpartition("_")[2]: entry for entry in kernel.entries}
-    steps = [("walk", segments, kernel.threads, kernel.shared_bytes)]
+    steps = [("walk", segments, kernel.shared_bytes)]
     kept = 0
     if segments > 1:
-        threads = rule.get("gather_threads") or kernel.threads
-        steps.insert(0, ("gather", segments - 1, threads, rule.get("gather_shared") or kernel.shared_bytes))
+        steps.insert(0, ("gather", segments - 1, rule.get("gather_shared") or kernel.shared_bytes))
         kept = min(geometry.sequences * segments, geometry.tokens // chunk + geometry.sequences)
     launches = tuple(
-        Launch(by_name[name], (min(blocks * count, MAX_GRID_X), 1, 1), (threads, 1, 1), shared)
-        for name, count, threads, shared in steps
+        Launch(by_name[name], (min(blocks * count, MAX_GRID_X), 1, 1), (kernel.threads, 1, 1), shared)
+        for name, count, shared in steps
     )
     return Plan(launches, workspace_bytes=kept * geometry.heads * rule["state_bytes"])
 
@@ -254,14 +253,8 @@ class SsdSpec(KernelSpec):
             "chunk": self.chunk,
             "segments": self.segments,
             "state_bytes": self._state_bytes,
-            "gather_threads": self.gather_threads,
             "gather_shared": self.gather_shared_bytes,
         }
-
-    @property
-    def gather_threads(self) -> int:
-        """Threads of a block of the first of two launches: one warp group brings tokens, and none writes y."""
-        return self.threads // 2 + 128 if self.exact else self.threads
 
     @property
     def limits(self) -> dict[str, list[int]]:
