@@ -130,10 +130,9 @@ static inline int ssm_segments_launch(ssm_plan* plan, int32_t entry, int64_t blo
 
 // The rule "segments": sequences are cut in `segments` of whole chunks, a block a (sequence, segment, run of `heads`
 // heads of one group). With several segments the entry that ends in _gather comes first, on all segments but one, with
-// `gather_shared` bytes of shared memory where they are named, and stores what the states become over each segment; then
-// _walk runs all of them.
-// Entries are in alphabetical order, so with two entries 0 is _gather and 1 is _walk. The workspace is `state_bytes`
-// for each head of each segment that the tokens can fill.
+// `gather_shared` bytes of shared memory where they are named, and stores what the states become over each segment;
+// then _walk runs all of them. Entries are in alphabetical order, so with two entries 0 is _gather and 1 is _walk. The
+// workspace is `state_bytes` for each head of each segment that the tokens can fill.
 static inline int ssm_segments_plan(const ssm_grid* grid, int32_t threads, int32_t shared, const ssm_geometry* g,
                                     ssm_plan* plan) {
   const int64_t heads = ssm_integer(grid, "heads"), chunk = ssm_integer(grid, "chunk");
