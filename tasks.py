@@ -14,13 +14,28 @@ from invoke import Collection, Context, Exit, task
 
 from pyharness import build as builder
 from pyharness import doctor as doctors
-from pyharness import emulator_proof, go_module, golden, gpus, measure, proof, replay, report, suite
+from pyharness import (
+    emulator_proof,
+    figures,
+    go_module,
+    golden,
+    gpus,
+    launch_cost,
+    models_table,
+    proof,
+    readme_tables,
+    regressions,
+    replay,
+    suites,
+)
 from pyharness import explain as explaining
 from pyharness import fuzz as fuzzing
 from pyharness import lint as linter
 from pyharness import merge as merging
 from pyharness import package as packing
+from pyharness import report as reports
 from pyharness import select as selection
+from pyharness import suite as testing
 from pyharness import tune as tuning
 from pyharness import verify as verifying
 from pyharness import vet as vetting
@@ -130,7 +145,7 @@ def build(_c: Context, check: bool = False, jobs: str = "", json_: bool = False)
 @_command(help={"gpu": "fail where the GPU tests cannot run"})
 def test(_c: Context, gpu: bool = False) -> None:
     """Run the tests; the summary names what was skipped and why."""
-    outcome = suite.run(gpu)
+    outcome = testing.run(gpu)
     print(outcome.summary())
     if outcome.code:
         raise Exit("tests failed", code=outcome.code)
@@ -174,36 +189,70 @@ def vet(
 
 
 @_command(
+    optional=["against"],
     help={
-        "family": "the family whose table is measured",
+        "suite": f"suites, comma-separated: {', '.join(suite.name for suite in suites.SUITES)}; default: all",
+        "family": "only suites that time this family",
         "kernels": "further kernel ids, comma-separated",
         "points": "measure these points, comma-separated, and keep the other stored rows",
-        "peers": "also time other packages' kernels, where they are installed",
+        "peers": "also time other packages' kernels, those that import; the reason of each other one is shown",
+        "against": "say what changed beyond the spread: against what is stored, or against a file or folder of figures",
+        "fail_slower": "exit code 1 if a kernel got slower, beyond the spread and by more than, say, 5%",
         "device": "number of the GPU",
-        "readme": "measure nothing: bring README.md (figures, sample listing) and the selection table in line",
+        "readme": "measure nothing: bring README.md (figures, plots, sample listing) and the selection table in line",
         "json": "print JSON",
-    }
+    },
 )
 def bench(
     _c: Context,
-    family: str = "recurrent",
+    suite: str = "",
+    family: str = "",
     kernels: str = "",
     points: str = "",
     peers: bool = False,
+    against: str = "",
+    fail_slower: str = "",
     device: str = "0",
     readme: bool = False,
     json_: bool = False,
 ) -> None:
     """Time kernels on a GPU beside the ceilings and store the figures in generated/bench."""
+    part = [point_named(name) for name in points.split(",") if name]
+    chosen = suites.chosen(suite, family, part)
     if readme:
-        print("README.md changed" if report.write_readme(family) else "README.md is what is stored")
+        # Figures of whole models are an example's, not a suite's.
+        names = [one.stored for one in chosen] + ([] if suite or family else [models_table.SUITE])
+        changed = [name for name in names if figures.has(name) and readme_tables.write_readme(name)]
+        changed += ["plots"] if reports.write_readme_plots() else []
+        print(f"README.md changed: {', '.join(changed)}" if changed else "README.md is what is stored")
         selection.refresh()
         return
+    share = regressions.percentage(fail_slower) if fail_slower else 0.0
     extra = [name for name in kernels.split(",") if name]
-    part = [point_named(name) for name in points.split(",") if name]
-    document = measure.bench(family, part, extra, ordinal=_whole("device", device), progress=_tell, peers=peers)
+    slower, lines = [], []
+    for one in chosen:
+        # A plain --against arrives as True. What is stored is read before it is replaced.
+        earlier = regressions.earlier(one.stored, against, _whole("device", device)) if against or fail_slower else None
+        document = suites.run(one, part, extra, _whole("device", device), Progress, peers)
+        rows = launch_cost.listing(document) if one.stored == launch_cost.SUITE else figures.listing(document["rows"])
+        lines += [document] if json_ else [table(rows)]
+        if earlier is not None:
+            found = regressions.changes(earlier, document)
+            slower += regressions.failing(found, share)
+            for line in regressions.report(found):
+                _tell(line)
     selection.refresh()
-    _show(document["rows"] if json_ else report.listing(document["rows"]), json_)
+    print(json.dumps(lines, indent=2) if json_ else "\n\n".join(lines))
+    if fail_slower and slower:
+        named = "; ".join(map(str, slower))
+        raise Exit(f"error: {len(slower)} timings got slower by more than {fail_slower}: {named}", code=1)
+
+
+@_command(help={"out": "where the page goes; default: dist/report.html"})
+def report(_c: Context, out: str = "") -> None:
+    """Make one HTML page of what is stored: timings beside peers and ceilings, proofs, resources, sizes."""
+    written = reports.write(Path(out) if out else reports.PAGE)
+    print(written.relative_to(builder.ROOT) if written.is_relative_to(builder.ROOT) else written)
 
 
 @_command(
@@ -381,7 +430,7 @@ def _place(backend: str) -> tuple[str, dict[str, Any]]:
     found = gpus.driver()
     today = datetime.now(timezone.utc).date().isoformat()
     about = {"device": found.gpus[0].name, "driver": found.version, "date": today}
-    return report.device_slug(found.gpus[0].name), about
+    return figures.device_slug(found.gpus[0].name), about
 
 
 @_command(
@@ -488,6 +537,6 @@ def clean(_c: Context) -> None:
 
 
 ns = Collection(
-    *(generate, build, test, vet, tune, bench, select_, package_, verify_, go_),
+    *(generate, build, test, vet, tune, bench, report, select_, package_, verify_, go_),
     *(peers, fuzz, doctor, lint, clean),
 )

@@ -45,9 +45,11 @@ def _kernel(rows: Mapping[str, Row], shipped: Mapping[str, Sequence[str]], proof
     row = next(iter(rows.values()))
     limits = ", ".join(f"{{{_text(name)}, {low}, {high}}}" for name, (low, high) in sorted(row.limits.items()))
     images = [_image(lane, rows[lane], target, proofs) for lane in rows for target in shipped[lane]]
-    names = ", ".join(map(_text, (row.id, row.family, row.spec["io"], row.spec["state"])))
+    words = (row.id, row.family, row.spec["io"], row.spec["state"], row.spec.get("precision", ""))
+    names = ", ".join(map(_text, words))
+    numbers = f"{row.kernel.operand_error}, {row.spec['d_state']}, {int(row.default)}, {row.block}"
     return (
-        f"    {{{names}, {row.spec['d_state']}, {int(row.default)}, {row.block},\n"
+        f"    {{{names}, {numbers},\n"
         f"     {{{', '.join(map(_text, row.entries))}}},\n"
         f"     {{{limits}}},\n"
         f"     {grid_initialiser(row.grid)},\n"
@@ -66,7 +68,7 @@ def tables(
     """ssmscan_tables.h: lanes, manifest rows and the selection table.
 
     Args:
-        lanes: by name, its "cuda" and "min_driver"; in the file the newest comes first.
+        lanes: by name, its "cuda", "ptx" and "min_driver"; in the file the newest comes first.
         rows: by lane and id.
         shipped: by lane and id, the targets whose images the package has.
         table: the selection table.
@@ -83,7 +85,7 @@ def tables(
     entries = []
     for row in document["entries"]:
         words = (row["device"], row["target"], row["io"], row["state"], row["kernel"], row["source"])
-        sizes = [row["batch_heads"], row["tokens"]]
+        sizes = [float(row["microseconds"]), row["batch_heads"], row["tokens"]]
         sizes += [row["geometry"][size] for size in ("heads", "head_dim", "d_state", "groups")]
         entries.append(f"    {{{', '.join(map(_text, words))}, {', '.join(map(str, sizes))}}},")
     defaults = [
@@ -99,7 +101,10 @@ def tables(
         "#define SSMSCAN_TABLES_H",
         "",
         f"static const ssm_lane {name}_lanes[] = {{",
-        *(f"    {{{_text(lane)}, {lanes[lane]['cuda']}, {_text(lanes[lane]['min_driver'])}}}," for lane in order),
+        *(
+            f"    {{{_text(lane)}, {lanes[lane]['cuda']}, {lanes[lane]['ptx']}, {_text(lanes[lane]['min_driver'])}}},"
+            for lane in order
+        ),
         "    {0},",
         "};",
         "",

@@ -175,7 +175,7 @@ def _pool(rng: Generator, shape: Shape, o: Options) -> dict[str, Any]:
     marked = np.zeros(shape.tokens, np.bool_)
     if o.checkpoints:
         if o.by_sequence:
-            behind = np.concatenate([np.arange(1, length + 1) for length in shape.lengths])
+            behind = np.concatenate([np.arange(0), *(np.arange(1, length + 1) for length in shape.lengths)])
             marked[:] = (behind % o.checkpoints == 0) | (behind == np.repeat(shape.lengths, shape.lengths))
         else:
             marked[o.checkpoints - 1 :: o.checkpoints] = True
@@ -397,13 +397,13 @@ def shared_read_slot(d_state: int, io: str = "f32", state: str = "f32") -> ScanP
     return replace(problem, read_slots=np.full(3, problem.read_slots[0], np.int32))
 
 
-def tiny_steps(d_state: int) -> ScanProblem:
+def tiny_steps(d_state: int, head_dim: int = 1) -> ScanProblem:
     """One token a sequence, dt from -80 to 20 through softplus: y is softplus(dt), as x, B, C are 1 in one column."""
     dt = np.linspace(-80.0, 20.0, 101, dtype=np.float32)[:, None]
     one = np.zeros((101, 1, d_state), np.float32)
     one[..., -1] = 1.0
     return ScanProblem(
-        np.ones((101, 1, 1), np.float32),
+        np.ones((101, 1, head_dim), np.float32),
         dt,
         np.full(1, -1.0, np.float32),
         one,
@@ -412,9 +412,17 @@ def tiny_steps(d_state: int) -> ScanProblem:
     )
 
 
-def many_sequences(d_state: int, sequences: int = 70_000, *, head_dim: int = 1) -> ScanProblem:
-    """More sequences than grid.y or grid.z can count, of one token each."""
-    return draw(10, Shape((1,) * sequences, 1, head_dim, d_state), Options(state=None))
+def many_sequences(d_state: int, sequences: int = 70_000, *, head_dim: int = 1, every: int = 1) -> ScanProblem:
+    """More sequences than grid.y or grid.z can count, of one token each.
+
+    Args:
+        d_state, head_dim: as a kernel wants them.
+        sequences: how many.
+        every: only every so many-th has a token, for machines on which each token costs much; with 16 they are among
+            them the 65536th and the 70000th.
+    """
+    lengths = tuple(int(s % every == every - 1) for s in range(sequences))
+    return draw(10, Shape(lengths, 1, head_dim, d_state), Options(state=None))
 
 
 def many_channels(d_state: int, channels: int = 70_000) -> ScanProblem:

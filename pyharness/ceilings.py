@@ -5,6 +5,7 @@ from __future__ import annotations
 import struct
 
 from pyharness import toolchain
+from pyharness.args import SCAN_ARGS
 from pyharness.device import Device, Entry, Memory
 from pyharness.errors import DeviceError
 
@@ -37,6 +38,10 @@ class Ceilings:
         image = toolchain.compile_cached(job, toolchain.find_compiler())
         module = device.module(image.data)
         self._entries = {symbol: Entry(device, module, symbol) for symbol in image.usage}
+
+    def empty(self) -> None:
+        """Launch one block that does nothing, with a parameter block as large as ScanArgs."""
+        self._entries["ceiling_empty"].launch((1, 1, 1), (32, 1, 1), bytes(SCAN_ARGS.itemsize))
 
     def slots(self, pool: int, slots: int, sequences: int, slot_bytes: int) -> None:
         """Read and write the slots of some sequences in their order; addresses of f32 words and of i32 slots."""

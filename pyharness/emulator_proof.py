@@ -16,6 +16,7 @@ from pyharness.cases import Case, Options, Shape, draw
 from pyharness.catalogue import CATALOGUE
 from pyharness.compare import compare
 from pyharness.errors import DeviceError, NoKernel, SsmError
+from pyharness.families import SsdSpec
 from pyharness.problem import ScanProblem
 from pyharness.render import render
 from pyharness.scan import ScanResult, run_emulator
@@ -47,7 +48,9 @@ def _bytes(array: NDArray[Any]) -> bytes:
 def _check_bits(spec: KernelSpec) -> None:
     """A sequence has the same bits alone and in its batch, and the batch in any order of threads."""
     options = Options(io=spec.io, state=spec.state, dt_f32=True, fresh="mixed", z=True)
-    shape = Shape((6, 1, 3), 2, vet.head_dim_of(spec, 9), vet.d_states(spec)[0], 2)
+    # Longer than a chunk where chunks are multiplied, so that one is handed over to the next.
+    longest = spec.chunk + 6 if isinstance(spec, SsdSpec) else 6
+    shape = Shape((longest, 1, 3), 2, vet.head_dim_of(spec, 9), vet.d_states(spec)[0], 2)
     problem = draw(21, shape, options)
     first, again = (_run(problem, spec, seed) for seed in _SEEDS)
     if _bytes(first.y) != _bytes(again.y) or _bytes(first.state) != _bytes(again.state):

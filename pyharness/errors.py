@@ -20,6 +20,14 @@ class InvalidProblem(SsmError, ValueError):
     """An array or option of a `ScanProblem` is malformed; the message names it."""
 
 
+class WrongShape(InvalidProblem, AssertionError):
+    """An argument of a drop-in function has another shape than its fellows ask for: mamba-ssm asserts there."""
+
+
+class Unsupported(SsmError, NotImplementedError):
+    """A drop-in function was asked for what these kernels do not do, such as gradients."""
+
+
 class NoKernel(SsmError, LookupError):
     """No kernel fits: the spec is invalid, or nothing in the catalogue takes the problem or the device."""
 

@@ -4,21 +4,35 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from pyharness import gpus, grades, manifest, select
 from pyharness.manifest import Row
 from pyharness.select import Device, Features, Selection
+from pyharness.spec import parse_id
+
+#: How many of the other kernels that were measured for a problem are told, besides the fastest of each family.
+RUNNERS_UP = 3
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """A kernel that was measured for the entry that the choice came from: its id and microseconds of one call."""
+    """A kernel that was measured for the entry that the choice came from.
+
+    Attributes:
+        microseconds: of one call.
+        refused: why selection does not take it for the problem, empty where it could.
+    """
 
     id: str
     microseconds: float
+    refused: str = ""
+
+    def __str__(self) -> str:
+        refused = f" (not taken: {self.refused})" if self.refused else ""
+        return f"{self.id}, {self.microseconds:.1f} us{refused}"
 
 
 @dataclass(frozen=True)
@@ -31,7 +45,7 @@ class Explanation:
         grade: of that image; without a device, of the source.
         microseconds: of one call of the entry's problem, 0 where nothing was measured or reported.
         expected_for: the entry's problem, device and source, empty where there is none.
-        runners_up: what else was measured for that problem on that device, fastest first.
+        runners_up: what else was fast for that problem on that device, fastest first.
     """
 
     selection: Selection
@@ -48,7 +62,7 @@ class Explanation:
         if not self.microseconds:
             return [*chosen, "expected time: not known, nothing was measured"]
         chosen.append(f"expected time: {self.microseconds:.1f} us for {self.expected_for}")
-        return chosen + [f"runner-up: {one.id}, {one.microseconds:.1f} us" for one in self.runners_up]
+        return chosen + [f"runner-up: {one}" for one in self.runners_up]
 
     def document(self) -> dict[str, Any]:
         """The explanation as JSON."""
@@ -65,18 +79,18 @@ class Explanation:
 
 
 def image_target(row: Row, device: Device) -> str:
-    """The target whose image of a kernel runs on a device: its own, a lower minor version, or PTX; empty for none."""
+    """The target whose image of a kernel runs on a device: its exact or own, a lower minor version, PTX; or empty."""
     number = device.target.removeprefix("sm_").rstrip("a")
     if number.isdigit():
         best = gpus.target_for(int(number) // 10, int(number) % 10)
-        for target in (device.target, best):
+        for target in (f"{device.target}a", device.target, best):
             if target in row.targets:
                 return target
     return "compute_80" if "compute_80" in row.targets else ""
 
 
 def _entry(features: Features, device: Device | None, kernel: str) -> select.Entry | None:
-    """The nearest entry of a kernel on a device, or on another of its target."""
+    """The nearest entry of a kernel on a device, or on another of its target; of decode where the problem is."""
     if device is None:
         return None
     g = features.geometry
@@ -86,6 +100,7 @@ def _entry(features: Features, device: Device | None, kernel: str) -> select.Ent
         if entry.kernel == kernel
         and entry.target == device.target
         and (entry.d_state, entry.io, entry.state) == (g.d_state, features.io, features.state)
+        and entry.decode == features.decode
         and entry.microseconds
     ]
     return min(
@@ -96,15 +111,15 @@ def _entry(features: Features, device: Device | None, kernel: str) -> select.Ent
 
 
 def _measured_beside(entry: select.Entry, benches: Path) -> list[Candidate]:
-    """What the stored benches of the entry's device hold for its problem, fastest first."""
+    """What the stored benches of the entry's device hold of ours for its problem, fastest first."""
     found: dict[str, float] = {}
     for path in sorted(benches.glob("*/*.json")):
         document = json.loads(path.read_text(encoding="utf-8"))
-        if document.get("device") != entry.device:
+        if document.get("device") != entry.device or "points" not in document:
             continue
         names = {name for name, point in document["points"].items() if _is_problem(entry, point)}
         for row in document["rows"]:
-            if row["point"] in names and "us" in row:
+            if row.get("point") in names and "us" in row and not row.get("peer") and "order" not in row:
                 us = float(row["us"]["median"])
                 found[row["kernel"]] = min(us, found.get(row["kernel"], us))
     return sorted((Candidate(kernel, us) for kernel, us in found.items()), key=lambda one: (one.microseconds, one.id))
@@ -112,10 +127,20 @@ def _measured_beside(entry: select.Entry, benches: Path) -> list[Candidate]:
 
 def _is_problem(entry: select.Entry, point: Mapping[str, Any]) -> bool:
     names = ("heads", "head_dim", "d_state", "groups", "io", "state")
-    return all(point[name] == getattr(entry, name) for name in names) and (
+    return all(point.get(name) == getattr(entry, name) for name in names) and (
         point["sequences"] * point["heads"],
-        point["sequences"] * point["tokens"],
+        sum(point.get("lengths", ())) or point["sequences"] * point["tokens"],
     ) == (entry.batch_heads, entry.tokens)
+
+
+def _refusal(kernel: str, features: Features, device: Device | None, family: str | None) -> str:
+    """Why selection does not take a kernel that was measured, or an empty string."""
+    spec = parse_id(kernel)
+    if family not in (None, spec.family):
+        return f"it is not of the family {family}"
+    if kernel not in select.catalogue_ids():
+        return "it is not in the catalogue and runs by its full id alone"
+    return select.unfit(features, spec, device)
 
 
 def explain(
@@ -151,5 +176,10 @@ def explain(
         f"{entry.batch_heads // entry.heads} sequences, {entry.tokens} tokens, {entry.heads} heads x {entry.head_dim} "
         f"on {entry.device} ({entry.source})"
     )
-    others = tuple(one for one in _measured_beside(entry, benches) if one.id != chosen.id)[:3]
+    beside = [one for one in _measured_beside(entry, benches) if one.id != chosen.id]
+    first: dict[str, Candidate] = {}
+    for one in beside:
+        first.setdefault(parse_id(one.id).family, one)
+    told = [one for number, one in enumerate(beside) if number < RUNNERS_UP or one in first.values()]
+    others = tuple(replace(one, refused=_refusal(one.id, asked, device, family)) for one in told)
     return Explanation(chosen, asked, target, grade, entry.microseconds, where, others)

@@ -19,7 +19,7 @@ from pyharness.problem import ScanProblem
 from pyharness.spec import DTYPE_BYTES, Geometry, KernelSpec
 
 #: Boundaries are put at every place of a chunk up to this one, and at the last ones.
-_LONGEST_RUN = 40
+_LONGEST_RUN = 64
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,8 @@ class Place:
     @classmethod
     def of(cls, spec: KernelSpec) -> Place:
         """The place of a kernel."""
-        d_state, head_dim = spec.d_state or 38, getattr(spec, "head_dim", 0) or _head_dim(spec)
+        # Three rows where a kernel takes any number.
+        d_state, head_dim = spec.d_state or 38, spec.limits.get("head_dim", [3])[0]
         chunk = spec.plan(Geometry(1, 1, 1, head_dim, 1, d_state)).chunk or getattr(spec, "chunk", 0)
         longest = int(getattr(spec, "most_tokens", 0))
         # What holds a token or two at a time has no chunk to speak of.
@@ -49,19 +50,13 @@ class Place:
         return cls(d_state, head_dim, spec.io, spec.state, min(chunk, longest or chunk), longest)
 
     def options(self, **options: Any) -> Options:
-        """Options in the kernel's storage types."""
-        return Options(io=self.io, state=self.state, dt_f32=True, **options)
+        """Options in the kernel's storage types; heads of one row are the channels of Mamba-1."""
+        return Options(io=self.io, state=self.state, dt_f32=True, per_column_a=self.head_dim == 1, **options)
 
     def shape(self, *lengths: int, heads: int = 2, groups: int = 1) -> Shape:
         """A shape with these sequences, each as long as the kernel allows."""
         cut = tuple(min(n, self.longest or n) for n in lengths)
         return Shape(cut, heads, self.head_dim, self.d_state, groups)
-
-
-def _head_dim(spec: KernelSpec) -> int:
-    """Three rows, or the one that a kernel for Mamba-1 takes."""
-    geometry = Geometry(1, 1, 1, 3, 1, spec.d_state or 38, 1)
-    return 1 if spec.refusal(geometry) else 3
 
 
 Fault = Callable[[Place], Iterator[Case]]
@@ -90,7 +85,7 @@ def decays(place: Place) -> Iterator[Case]:
     for share in (0.05, 0.5, 1.0):
         for A in (-1e4, -1e2):
             mixed = np.where(rng.uniform(size=problem.dt.shape) < share, 20.0, small).astype(problem.dt.dtype)
-            hard = replace(problem, dt=mixed, A=np.full(problem.heads, A, np.float32))
+            hard = replace(problem, dt=mixed, A=np.full(problem.A.shape, A, np.float32))
             yield Case(f"A = {A:g}, {share:.0%} of dt = 20", partial(_as_it_is, hard))
 
 

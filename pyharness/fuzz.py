@@ -21,16 +21,17 @@ from numpy.typing import NDArray
 from pyharness import problem_file, toolchain
 from pyharness.binding import Outputs, outputs
 from pyharness.cases import Options, Shape, draw
-from pyharness.compare import F32_PER_TOKEN, compare
-from pyharness.errors import DeviceError, InvalidProblem, NoKernel
+from pyharness.compare import compare
+from pyharness.errors import DeviceError, InvalidProblem, NoKernel, ToolchainError
 from pyharness.families import FAMILIES
-from pyharness.oracle import OracleResult, oracle, step_sizes
+from pyharness.hostile import hostile_room, in_range, operands_fit, without_underflow
+from pyharness.oracle import OracleResult, oracle
 from pyharness.problem import ScanProblem
 from pyharness.scan import ScanResult, require, run_emulator, scan
 from pyharness.select import Features, mismatch
 from pyharness.shrink import shrink
 from pyharness.spec import DTYPE_BYTES, IO_DTYPES, KernelSpec, parse_id
-from pyharness.variants import REPLAYED, launches_on, variants
+from pyharness.variants import launches_on, variants
 
 Array = NDArray[Any]
 Generator = np.random.Generator
@@ -44,11 +45,7 @@ _KERNELS_AT_ONCE = 24
 _MOST_ELEMENTS = {"emulator": 2**16, "gpu": 2**21}
 #: One problem in so many also runs in another order, for the same bits.
 _REPEATED = 8
-#: Values beyond this leave f32's range somewhere in between: such a draw says nothing.
-_LARGEST = 1e35
 _MOST_FAILURES = 10
-#: exp(-104) is 0 in f32.
-_EXP_ENDS = 104.0
 
 _D_STATES = (1, 2, 3, 5, 8, 16, 19, 32, 38, 64, 80, 96, 100, 128, 192, 256, 512, 1024)
 _HEAD_DIMS = (1, 2, 3, 4, 5, 8, 9, 16, 19, 32, 33, 64, 80)
@@ -56,7 +53,9 @@ _FIELDS: dict[str, tuple[int, ...]] = {
     "lanes": (1, 2, 4, 8, 16, 32),
     "rows": (1, 2, 4, 8, 16, 24, 32, 64),
     "warps": (1, 2, 3, 4, 8),
-    "chunk": (1, 2, 3, 4, 5, 7, 8, 13, 16, 17, 25, 32, 40, 64),
+    "chunk": (1, 2, 3, 4, 5, 7, 8, 13, 16, 17, 25, 32, 40, 64, 128),
+    "segments": (1, 2, 3, 5, 8),
+    "sequences": (1, 2, 3, 4, 7),
 }
 
 
@@ -107,8 +106,8 @@ class Tally:
 
 def draw_kernel(rng: Generator, families: tuple[str, ...]) -> KernelSpec:
     """A kernel of one of some families, often with fields that are not its defaults."""
+    family = families[rng.integers(len(families))]
     while True:
-        family = families[rng.integers(len(families))]
         io, state = IO_DTYPES[rng.integers(3)], tuple(DTYPE_BYTES)[rng.integers(4)]
         # The plain types are what most people run.
         io, state = ("f32", "f32") if rng.random() < 0.35 else (io, state)
@@ -135,28 +134,30 @@ def _configured(rng: Generator, spec: KernelSpec) -> KernelSpec:
 def draw_problem(rng: Generator, spec: KernelSpec, most_elements: int) -> ScanProblem:
     """A legal problem that a kernel takes."""
     d_state = spec.d_state or int(rng.choice(_D_STATES))
-    head_dim = getattr(spec, "head_dim", 0) or int(rng.choice(_HEAD_DIMS))
+    head_dim = spec.limits.get("head_dim", [0])[0] or int(rng.choice(_HEAD_DIMS))
     groups, ratio = int(rng.integers(1, 4)), int(rng.integers(1, 4))
+    chunk = getattr(spec, "chunk", 0) or 16
+    if spec.operand_error:
+        # Products of matrices take long chunks, and no longer for each token of them: room for a few.
+        groups, ratio = min(groups, 2), min(ratio, 2)
+        most_elements = max(most_elements, 3 * chunk * groups * ratio * head_dim * d_state)
     room = max(1, most_elements // (groups * ratio * head_dim * d_state))
+    longest = min(room, spec.most_tokens or room)
     while True:
-        lengths = _lengths(rng, getattr(spec, "chunk", 0) or 16, room)
+        lengths = _lengths(rng, chunk, room, longest)
         shape = Shape(lengths, groups * ratio, head_dim, d_state, groups)
         problem = draw(int(rng.integers(2**32)), shape, _options(rng, spec))
         if not mismatch(Features.of(problem), spec):
             return _hostile(rng, problem)
-        # What it refuses is the length of a sequence, or other rows than the one of Mamba-1.
-        if room == 1 and not getattr(spec, "head_dim", 0):
-            head_dim = 1
-        room = max(1, room // 2)
 
 
-def _lengths(rng: Generator, chunk: int, room: int) -> tuple[int, ...]:
+def _lengths(rng: Generator, chunk: int, room: int, longest: int) -> tuple[int, ...]:
     """Tokens of some sequences: few, or around multiples of the chunk, as far as there is room."""
     lengths = []
     for _ in range(int(rng.integers(0, 7))):
         near = int(rng.integers(0, 4)) * chunk + int(rng.integers(-1, 2))
         wanted = int(rng.choice((0, 1, int(rng.integers(0, 9)), int(rng.integers(0, 40)), max(near, 0))))
-        lengths.append(min(wanted, room))
+        lengths.append(min(wanted, room, longest))
         room -= lengths[-1]
     return tuple(lengths)
 
@@ -168,11 +169,13 @@ def _options(rng: Generator, spec: KernelSpec) -> Options:
     def one(*values: Any) -> Any:
         return values[rng.integers(len(values))]
 
+    limits = spec.limits
+    step = limits.get("checkpoint_step_multiple", [1])[0]
     return Options(
         io=spec.io,
         state=None if spec.state == "f32" and rng.random() < 0.2 else spec.state,
         dt_f32=switch(),
-        per_column_a=switch(),
+        per_column_a=switch() and limits.get("per_column_a", [0, 1])[1] == 1,
         D=switch(),
         dt_bias=switch(),
         z=switch(),
@@ -189,7 +192,8 @@ def _options(rng: Generator, spec: KernelSpec) -> Options:
         slots=one("default", "in place", "moved"),
         discard=one(0, 0, 1, 2, 3),
         padding=one(0, 0, 1, 2, 3),
-        checkpoints=one(0, 0, 1, 2, 3),
+        checkpoints=one(0, 0, 1, 2, 3) * step,
+        by_sequence=step > 1 or switch(),
         order=switch(),
     )
 
@@ -289,40 +293,14 @@ def check(problem: ScanProblem, spec: KernelSpec, backend: str, seed: int, truth
     """
     try:
         result = _run(problem, spec, backend, seed)
-    except DeviceError as error:
+    except (DeviceError, ToolchainError) as error:
         return f"{type(error).__name__}: {error}"
-    errors = compare(result, problem, truth)
+    truth = oracle(problem) if truth is None else truth
+    errors = compare(without_underflow(result, problem, truth, spec), problem, truth)
     room = hostile_room(problem)
     if not errors.faults and errors.y <= errors.y_bound + room and errors.state <= errors.state_bound + room:
         return ""
     return f"{errors}, and {room:.2e} for hostile values"
-
-
-def hostile_room(problem: ScanProblem) -> float:
-    """What hostile values may add to a relative error in f32, beyond what `compare` allows.
-
-    Two things, both of which ordinary problems have little of, with u = 2^-24:
-
-    - exp turns the rounding of its argument into a relative error: u |d A| in a decay, to which d brings two more units
-      of its own, and u |dt + dt_bias| in a small softplus. Arguments reach 104, where an f32 exp is 0.
-    - `compare` takes a head's mean decay for what its state remembers; where decays differ much from token to token the
-      state may remember longer, and a state that grows remembers all.
-    """
-    live = problem.live_tokens
-    if not live.any():
-        return 0.0
-    A = problem.A.astype(np.float64).reshape(problem.heads, -1)
-    decays = np.abs(step_sizes(problem)[live])[..., None] * np.abs(A)
-    # What an f32 exp sends to 0 takes no part, whatever its rounding.
-    largest = float(np.where(decays < _EXP_ENDS, decays, 0.0).max(initial=0.0))
-    added = 0.0
-    if problem.dt_softplus and problem.dt_bias is not None:
-        steps = problem.dt[live].astype(np.float64) + problem.dt_bias
-        added = float(np.where(steps < 0, np.minimum(-steps, _EXP_ENDS), 0.0).max(initial=0.0))
-    slowest = 0.0 if (A > 0).any() else float(decays.mean(axis=0).min())
-    longest = float(problem.lengths.max())
-    remembered = min(longest, 1.0 / slowest) if slowest > 0 else longest
-    return 2.0**-24 * (3 * largest + added) + F32_PER_TOKEN * remembered
 
 
 def check_order(problem: ScanProblem, spec: KernelSpec, backend: str, seed: int) -> str:
@@ -363,12 +341,6 @@ def _spread_y(rng: Generator, problem: ScanProblem) -> Outputs:
     return replace(results, y=y)
 
 
-def in_range(truth: OracleResult) -> bool:
-    """Whether a result is one that f32 can hold."""
-    values = [truth.y, *truth.states.values()]
-    return all(float(np.abs(array).max(initial=0.0)) < _LARGEST for array in values)
-
-
 # The run.
 
 
@@ -400,7 +372,7 @@ def fuzz(
         raise NoKernel(f"family must be one of {', '.join(FAMILIES)}, found {family!r}")
     target = require_backend(backend)
     say = tell or (lambda _: None)
-    families = (family,) if family else REPLAYED
+    families = (family,) if family else tuple(FAMILIES)
     tally = Tally(backend, seed, minutes)
     pool: list[KernelSpec] = []
     started = said = time.monotonic()
@@ -412,7 +384,7 @@ def fuzz(
         number += 1
         if not pool or rng.random() * _PROBLEMS_A_KERNEL < 1:
             spec = draw_kernel(rng, families)
-            if not target or launches_on(spec, target):
+            if not target or _launches(spec, target):
                 pool = [*pool, spec][-_KERNELS_AT_ONCE:]
         if not pool:
             continue
@@ -431,14 +403,22 @@ def fuzz(
     return tally
 
 
+def _launches(spec: KernelSpec, target: str) -> bool:
+    """`launches_on`; what does not compile is drawn too, and fails where it is run."""
+    try:
+        return launches_on(spec, target)
+    except ToolchainError:
+        return True
+
+
 def _one(rng: Generator, spec: KernelSpec, tally: Tally, folder: Path, number: int) -> Failure | None:
     """Draw and check one problem; a failure is made smaller and written."""
     problem = draw_problem(rng, spec, _MOST_ELEMENTS[tally.backend])
     try:
-        truth = oracle(problem)
+        truth = oracle(problem) if operands_fit(problem, spec) else None
     except InvalidProblem:
         truth = None
-    if truth is None or not in_range(truth):
+    if truth is None or not in_range(truth, spec):
         tally.left_out += 1
         return None
     tally.problems[spec.family] += 1
@@ -450,7 +430,9 @@ def _one(rng: Generator, spec: KernelSpec, tally: Tally, folder: Path, number: i
         text, kind = check_order(problem, spec, tally.backend, number), "order"
     if not text:
         return None
-    small = shrink(problem, lambda p: bool(_judge(p, spec, tally.backend, number, kind)))
+    # What does not compile is no matter of the problem.
+    most_runs = 0 if text.startswith(ToolchainError.__name__) else 400
+    small = shrink(problem, lambda p: bool(_judge(p, spec, tally.backend, number, kind)), most_runs)
     text = _judge(small, spec, tally.backend, number, kind) or text
     path = folder / f"{spec.family}-{tally.seed}-{number}.npz"
     notes = {"kernel": spec.id, "backend": tally.backend, "seed": number, "kind": kind, "found": text}
@@ -464,7 +446,7 @@ def _judge(problem: ScanProblem, spec: KernelSpec, backend: str, seed: int, kind
         require(problem, spec)
     except (InvalidProblem, NoKernel):
         return ""
-    if not in_range(truth):
+    if not operands_fit(problem, spec) or not in_range(truth, spec):
         return ""
     return check(problem, spec, backend, seed, truth) if kind == "oracle" else check_order(problem, spec, backend, seed)
 

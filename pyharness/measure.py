@@ -26,7 +26,7 @@ from typing import Any
 
 import numpy as np
 
-from pyharness import build, gpus, toolchain
+from pyharness import build, gpus, history, toolchain
 from pyharness import peers as peer_kernels
 from pyharness.catalogue import CATALOGUE
 from pyharness.ceilings import RANGE_TILE, Ceilings
@@ -34,7 +34,7 @@ from pyharness.compare import Errors
 from pyharness.device import Device, Graph, Memory, get, graphs_available, image_target
 from pyharness.errors import DeviceError, NoKernel, SsmError
 from pyharness.families import RecurrentSpec, SelectiveSpec, SsdSpec, UpdateSpec
-from pyharness.report import is_peer, listing, stored_path
+from pyharness.figures import is_peer, listing, stored_path
 from pyharness.spec import KernelSpec, parse_id
 from pyharness.workload import DECODE, MAMBA1, POINTS, PREFILL, Norms, Point, Workload, point_named
 
@@ -370,10 +370,10 @@ def bench(
     only: Sequence[str] = (),
     path: Path | None = None,
     ordinal: int = 0,
-    progress: Callable[[str], None] | None = None,
+    track: build.Track = build.silent,
     peers: bool = False,
 ) -> dict[str, Any]:
-    """Measure the table of a family by the full protocol and store it.
+    """Measure the table of a family by the full protocol and store it; pyharness.history keeps what it replaces.
 
     Each row holds the ceilings of its own run, so that a table can be measured in parts: `points` and `only` name the
     points and kernels of this part, and the stored rows of others stay as long as device, driver and compiler are the
@@ -386,7 +386,7 @@ def bench(
         only: ids to measure instead of all.
         path: where to store; by default generated/bench/<device>/<family>.json.
         ordinal: the GPU.
-        progress: told before each step.
+        track: shows the progress.
         peers: also time other packages' kernels; of one that does not run the reason is stored.
 
     Returns:
@@ -401,19 +401,8 @@ def bench(
         raise NoKernel(f"family {family!r} has no table of timings; on offer: {', '.join(TABLES)}")
     measured = points or TABLES[family]
     device = get(ordinal)
+    document = header(family, device, PROTOCOL) | {"points": {p.name: p.stored() for p in measured}, "rows": []}
     target = path or stored_path(device.name, family)
-    document: dict[str, Any] = {
-        "suite": family,
-        "device": device.name,
-        "target": device.target,
-        "driver": gpus.driver().version,
-        "cuda": gpus.driver().cuda,
-        "compiler": toolchain.find_compiler().version,
-        "date": datetime.now(timezone.utc).date().isoformat(),
-        "protocol": PROTOCOL,
-        "points": {point.name: point.stored() for point in measured},
-        "rows": [],
-    }
     whole = not points and not only
     stored = document if whole or not target.is_file() else json.loads(target.read_text(encoding="utf-8"))
     # Tables that cannot be joined are refused before minutes are spent.
@@ -424,17 +413,43 @@ def bench(
         ids = dict.fromkeys([*default_kernels(point, family), *extra])
         chosen[point] = [kernel for kernel in ids if not only or kernel in only]
     ascending = _ASCENDING if family == UpdateSpec.family else 0
-    rows = measure(chosen, FULL, ordinal, progress, ascending, peers)
+    with track(f"bench {family}", steps(chosen, ascending, peers)) as bar:
+        rows = measure(chosen, FULL, ordinal, bar.step, ascending, peers)
     failed = [f"{r['kernel']} at {r['point']}: {r['failed']}" for r in rows if "failed" in r and not is_peer(r)]
     if failed:
         raise DeviceError("nothing is stored, these were not timed:\n" + "\n".join(failed))
     document = merged(document | {"rows": rows}, stored)
-    toolchain.publish(target, (json.dumps(document, indent=1, sort_keys=True) + "\n").encode())
+    history.store(document, target)
     return document
+
+
+def header(suite: str, device: Device, protocol: str) -> dict[str, Any]:
+    """What a document of figures says of its run: suite, device, target, driver, CUDA, compiler, date, protocol."""
+    return {
+        "suite": suite,
+        "device": device.name,
+        "target": device.target,
+        "driver": gpus.driver().version,
+        "cuda": gpus.driver().cuda,
+        "compiler": toolchain.find_compiler().version,
+        "date": datetime.now(timezone.utc).date().isoformat(),
+        "protocol": protocol,
+    }
+
+
+def steps(kernels: Mapping[Point, Sequence[str]], ascending: int, peers: bool) -> int:
+    """How often `measure` tells its progress."""
+    count = 1
+    for point, ids in kernels.items():
+        count += 1 + len(ids) + min(ascending, len(ids))
+        count += sum(1 for _ in peer_kernels.peers(point)) if peers else 0
+    return count
 
 
 def merged(part: Mapping[str, Any], stored: Mapping[str, Any]) -> dict[str, Any]:
     """A part of a table and what the stored table has beside it; points and kernels in the order of a whole table.
+
+    Every row says on which date it was measured.
 
     Raises:
         DeviceError: the stored table is of another device, driver, compiler or protocol.
@@ -450,7 +465,8 @@ def merged(part: Mapping[str, Any], stored: Mapping[str, Any]) -> dict[str, Any]
     # sorted() is stable: what the family does not name comes last, as it was.
     names = sorted(sizes, key=lambda name: usual.get(name, len(usual)))
     kernels = {(n, k): i for n in names for i, k in enumerate(default_kernels(Point(**sizes[n]), family))}
-    rows = {(row["point"], row["kernel"], row.get("order", "")): row for row in [*stored["rows"], *part["rows"]]}
+    dated = [{"date": document["date"]} | row for document in (stored, part) for row in document["rows"]]
+    rows = {(row["point"], row["kernel"], row.get("order", "")): row for row in dated}
 
     def place(key: tuple[str, str, str]) -> tuple[int, bool, bool, int]:
         point, kernel, order = key
@@ -488,7 +504,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run `bench` or `sweep` and print the table; 1 if a kernel was not timed."""
     from rich.console import Console
 
-    from pyharness.listing import table
+    from pyharness.listing import Progress, table
 
     parser = argparse.ArgumentParser(prog="python -m pyharness.measure", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
@@ -511,9 +527,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.command == "bench":
         only = [name for name in options.only.split(",") if name]
         points = [point_named(name) for name in options.points.split(",") if name]
-        rows = bench(
-            options.family, points, options.kernels, only, options.json, progress=notes.print, peers=options.peers
-        )["rows"]
+        rows = bench(options.family, points, options.kernels, only, options.json, track=Progress, peers=options.peers)[
+            "rows"
+        ]
     else:
         protocol = FULL if options.full else SHORT
         rows = sweep(options.kernels, options.points.split(","), protocol, notes.print, options.ascending)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pyharness import grades, manifest, toolchain
+from pyharness import grades, manifest, package, toolchain
 from pyharness.errors import ImageError
-from pyharness.report import device_slug
+from pyharness.figures import device_slug
 
 _FIELDS = {"kernel": str, "target": str, "cases": int, "worst": float, "registers": int, "driver": str, "date": str}
 
@@ -40,21 +41,36 @@ def _check_image(sha256: str, image: Any, rows: dict[str, manifest.Row], name: s
             f"{name}: {image['kernel']}: at least one case and an error within what is allowed were wanted, found "
             f"{image['cases']} cases and {image['worst']} of what is allowed"
         )
+    times = image.get("microseconds", {})
+    if not isinstance(times, dict) or not all(isinstance(us, int | float) and us > 0 for us in times.values()):
+        raise ImageError(f"{name}: {image['kernel']}: microseconds by point, above 0, were wanted, found {times!r}")
     row = rows.get(image["kernel"])
     if row is None or image["target"] not in row.targets:
         raise ImageError(f"{name}: {image['kernel']} for {image['target']} is not an image of the manifest")
-    if row.targets[image["target"]].sha256 != sha256:
+    # The manifest has the images of the first lane; of those of another it has the source that they were made from.
+    if image.get("lane", package.first_lane()) == package.first_lane():
+        what, wanted, found = "image", row.targets[image["target"]].sha256, sha256
+    else:
+        what, wanted, found = "source", row.source_sha256, str(image.get("source_sha256"))
+    if wanted != found:
         raise ImageError(
-            f"{name}: {image['kernel']} for {image['target']}: the image with sha256 "
-            f"{row.targets[image['target']].sha256} was wanted, found a proof of {sha256}: make it with the ssmvet "
-            f"of a current package"
+            f"{name}: {image['kernel']} for {image['target']}: the {what} with sha256 {wanted} was wanted, found a "
+            f"proof of {found}: make it with the ssmvet of a current package"
         )
+
+
+def _stronger(kept: Mapping[str, Any] | None, found: Mapping[str, Any]) -> dict[str, Any]:
+    """The proof of more cases, with the times of the one that was found."""
+    if kept is None or kept["cases"] <= found["cases"]:
+        return dict(found)
+    times = {name: found[name] for name in ("microseconds",) if name in found}
+    return {**kept, **times}
 
 
 def merge(path: Path, folder: Path = grades.FOLDER, rows: Path = manifest.FOLDER) -> tuple[Path, int]:
     """Take a file of ssmvet into generated/vetting; gives the file that holds it now and how many images it proves.
 
-    Proofs of the same images on the same device are replaced; all others are kept.
+    Of two proofs of an image on one device the one of more cases stays, with the newer times; all others are kept.
 
     Raises:
         ImageError: it is malformed, or proves an image that is not in the manifest; nothing is changed then.
@@ -68,8 +84,9 @@ def merge(path: Path, folder: Path = grades.FOLDER, rows: Path = manifest.FOLDER
     if kept and kept["device"] != document["device"]:
         raise ImageError(f"{target.name} holds proofs of {kept['device']}, found some of {document['device']}")
     merged = kept | {name: document[name] for name in ("device", "target", "cuda")}
-    merged["images"] = kept.get("images", {}) | {
-        sha256: image | {"by": str(document.get("tool", ""))} for sha256, image in document["images"].items()
+    tool, before = str(document.get("tool", "")), kept.get("images", {})
+    merged["images"] = before | {
+        sha256: _stronger(before.get(sha256), image | {"by": tool}) for sha256, image in document["images"].items()
     }
     grades.device_grades(merged)
     toolchain.publish(target, (json.dumps(merged, indent=1, sort_keys=True) + "\n").encode())

@@ -68,6 +68,11 @@ def lane_name(compiler: Compiler) -> str:
     return f"cuda{compiler.version.split('.')[0]}"
 
 
+def first_lane() -> str:
+    """The lane of the committed manifest's images."""
+    return f"cuda{toolchain.PINNED_VERSION.split('.')[0]}"
+
+
 @dataclass(frozen=True)
 class Lane:
     """The images of one CUDA major version.
@@ -85,9 +90,11 @@ class Lane:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """What lanes.json says of it."""
+        """What lanes.json says of it: a driver loads all cubins of its major version, but no PTX newer than itself."""
+        major, minor = map(int, self.compiler.version.split(".")[:2])
         return {
-            "cuda": 1000 * int(self.compiler.version.split(".")[0]),
+            "cuda": 1000 * major,
+            "ptx": 1000 * major + 10 * minor,
             "min_driver": self.compiler.min_driver,
             "compiler": self.compiler.version,
         }
@@ -147,14 +154,12 @@ def pinned_lane(
     return Lane(compiler, rows, images)
 
 
-def second_lane(
-    specs: Sequence[KernelSpec], names: Sequence[str], nvcc: str, workers: int, track: build.Track, cache: Path
-) -> Lane:
-    """A lane of another CUDA major version, for drivers that do not load the first; kernels that spill are left out.
+def second_compiler(nvcc: str) -> Compiler:
+    """The compiler of a second lane.
 
     Raises:
-        SsmError: the compiler is of the first lane's major version.
-        ToolchainError: there is no such compiler, or it refused a source.
+        SsmError: it is of the first lane's major version.
+        ToolchainError: there is no such compiler.
     """
     compiler = toolchain.find_compiler(nvcc)
     if compiler.version.split(".")[0] == toolchain.PINNED_VERSION.split(".")[0]:
@@ -162,6 +167,17 @@ def second_lane(
             f"--nvcc makes a second lane, for older drivers: an nvcc of another major version than "
             f"{toolchain.PINNED_VERSION} was wanted, such as 12.9, found {compiler.version}"
         )
+    return compiler
+
+
+def second_lane(
+    specs: Sequence[KernelSpec], names: Sequence[str], compiler: Compiler, workers: int, track: build.Track, cache: Path
+) -> Lane:
+    """A lane of another CUDA major version, for drivers that do not load the first; kernels that spill are left out.
+
+    Raises:
+        ToolchainError: the compiler refused a source.
+    """
     images = _images(specs, names, compiler, workers, track, cache)
     rows: dict[str, Row] = {}
     left_out: dict[str, str] = {}
@@ -277,11 +293,11 @@ def _golden_files() -> dict[str, bytes]:
 def _example_files(module: str) -> dict[str, bytes]:
     """The examples, with the flat vectors that the one in C reads."""
     found = {}
-    for path in sorted(_EXAMPLES.rglob("*")):
+    for path in sorted(path for folder in ("c", "go") for path in (_EXAMPLES / folder).rglob("*")):
         if path.is_file():
             text = path.read_text(encoding="utf-8").replace(go_module.PLACEHOLDER, module)
             found[f"examples/{path.relative_to(_EXAMPLES).as_posix()}"] = go_module.licensed(path.name, text).encode()
-    for vector in golden.vectors(golden.SMALL_D_STATE, ("f32",)):
+    for vector in (*golden.vectors(golden.SMALL_D_STATE, ("f32",)), golden.prompt()):
         found[f"examples/c/vectors/{vector.name}.flat"] = flat_vectors.encode(vector)
     return found
 
@@ -441,9 +457,10 @@ def package(
         known = ", ".join(sorted({spec.family for spec in catalogue}))
         raise NoKernel(f"--family must name some of {known}, found {', '.join(missing) or repr(family)}")
     cache = toolchain.CACHE
+    other = second_compiler(nvcc) if nvcc else None  # refused before anything is compiled
     made = [pinned_lane(specs, names, workers, track, cache)]
-    if nvcc:
-        made.append(second_lane(specs, names, nvcc, workers, track, cache))
+    if other is not None:
+        made.append(second_lane(specs, names, other, workers, track, cache))
     proofs = grades.stored()
     made = [graded(lane, proofs, include_unproven) for lane in made]
     lanes = {lane_name(lane.compiler): lane for lane in made if lane.images}

@@ -8,6 +8,7 @@ our rule alone, as peers differ about them.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
@@ -26,6 +27,11 @@ class Tolerance:
     rtol: float = 0.0
     atol: float = 0.0
     nmse: float = 0.0
+
+    @property
+    def of_one(self) -> float:
+        """The error that is allowed of a value of 1."""
+        return math.sqrt(self.nmse) if self.nmse else self.atol + self.rtol
 
 
 @dataclass(frozen=True)
@@ -264,9 +270,9 @@ SUITES = (
     Suite("vllm ssd", _vllm_ssd),
     Suite("mamba-ssm chunk_state_varlen", _mamba_varlen),
 )
-#: Those of one call that goes on from stored states.
 #: Suites of chunked prefill.
 PREFILL_SUITES = tuple(each for each in SUITES if each.key.endswith(("ssd", "chunk_state_varlen")))
+#: Those of one call that goes on from stored states.
 DECODE_SUITES = tuple(each for each in SUITES if each.key.endswith("selective_state_update"))
 
 

@@ -145,7 +145,7 @@ def tensors(workload: Workload, k: int) -> dict[str, Any]:
     }
 
 
-def _mamba_module(name: str) -> Any:
+def mamba_module(name: str) -> Any:
     """A Triton module of mamba-ssm, also where the package's own import fails for want of its compiled parts."""
     module = f"{_MAMBA_PACKAGES[-1]}.{name}"
     try:
@@ -182,7 +182,7 @@ class _Configured:
 def _triton(workload: Workload, rows: int, warps: int) -> Callable[[int], Any]:
     if workload.point.tokens != 1:
         raise DeviceError("one token a sequence only")
-    module = _mamba_module("selective_state_update")
+    module = mamba_module("selective_state_update")
     name = "_selective_scan_update_kernel"
     plain = getattr(module, name)
     configured = _Configured(plain, rows, warps)
@@ -268,7 +268,7 @@ def _chunk_scan(workload: Workload, chunk: int) -> Callable[[int], Any]:
     p = workload.point
     if p.resume:
         raise DeviceError("prompts that begin at zero only")
-    torch, module = _torch(), _mamba_module("ssd_combined")
+    torch, module = _torch(), mamba_module("ssd_combined")
     place = f"cuda:{workload.device.ordinal}"
     packed: dict[str, Any] = {"return_final_states": True}
     if p.lengths:

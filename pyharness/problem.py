@@ -95,13 +95,18 @@ class ScanProblem:
     rounding_key: Array | None = None
 
     def __post_init__(self) -> None:
-        self._check_inputs()
-        self._check_options()
+        self._check_structure()
         self._check_offsets()
-        self._check_state()
         self._check_slots()
         self._check_races()
-        self._check_order_and_key()
+        self._check_order()
+
+    def _check_structure(self) -> None:
+        """All that can be said without reading an element: shapes, strides, dtypes, options and what goes with what."""
+        self._check_inputs()
+        self._check_options()
+        self._check_state()
+        self._check_lists()
 
     # Sizes and names.
 
@@ -315,14 +320,30 @@ class ScanProblem:
         if not low <= high:
             raise InvalidProblem(f"dt_limit: wanted min <= max, found ({low}, {high})")
 
+    def _check_lists(self) -> None:
+        if self.cu_seqlens is not None:
+            _check_dtype("cu_seqlens", self.cu_seqlens, ("i32",))
+            _check_ndim("cu_seqlens", self.cu_seqlens, "[sequences + 1]", 1)
+            _check_contiguous("cu_seqlens", self.cu_seqlens)
+            if not 1 <= self.cu_seqlens.shape[0] <= _INT32_MAX:
+                raise InvalidProblem(f"cu_seqlens: wanted sequences + 1 offsets, found {self.cu_seqlens.shape[0]}")
+        for name, kind, axis, size in (
+            ("read_slots", "i32", "sequences", self.sequences),
+            ("write_slots", "i32", "sequences", self.sequences),
+            ("resume", "u8", "sequences", self.sequences),
+            ("checkpoint_slots", "i32", "tokens", self.tokens),
+            ("sequence_order", "i32", "sequences", self.sequences),
+            ("rounding_key", "u64", "seed and step", 2),
+        ):
+            array = getattr(self, name)
+            if array is not None:
+                _check_dtype(name, array, (kind,))
+                _check_shape(name, array, **{axis: size})
+                _check_contiguous(name, array)
+
     def _check_offsets(self) -> None:
         if self.cu_seqlens is None:
             return
-        _check_dtype("cu_seqlens", self.cu_seqlens, ("i32",))
-        _check_ndim("cu_seqlens", self.cu_seqlens, "[sequences + 1]", 1)
-        _check_contiguous("cu_seqlens", self.cu_seqlens)
-        if not 1 <= self.cu_seqlens.shape[0] <= _INT32_MAX:
-            raise InvalidProblem(f"cu_seqlens: wanted sequences + 1 offsets, found {self.cu_seqlens.shape[0]}")
         if self.offsets[0] != 0:
             raise InvalidProblem(f"cu_seqlens: the first offset must be 0, found {self.offsets[0]}")
         falling = np.flatnonzero(self.lengths < 0)
@@ -360,12 +381,6 @@ class ScanProblem:
         _check_rows("state_scale", self.state_scale, apart=True)
 
     def _check_slots(self) -> None:
-        for name, kind in (("read_slots", "i32"), ("write_slots", "i32"), ("resume", "u8")):
-            array = getattr(self, name)
-            if array is not None:
-                _check_dtype(name, array, (kind,))
-                _check_shape(name, array, sequences=self.sequences)
-                _check_contiguous(name, array)
         if self.resume is not None and (self.resume > 1).any():
             raise InvalidProblem(f"resume: wanted 0 or 1, found {self.resume[self.resume > 1][0]}")
         if self.state is None:
@@ -383,9 +398,6 @@ class ScanProblem:
             self._check_range("write_slots", self.resolved_write, live, -1)
         if self.checkpoint_slots is None:
             return
-        _check_dtype("checkpoint_slots", self.checkpoint_slots, ("i32",))
-        _check_shape("checkpoint_slots", self.checkpoint_slots, tokens=self.tokens)
-        _check_contiguous("checkpoint_slots", self.checkpoint_slots)
         bad = np.flatnonzero((self.checkpoint_slots < -1) | (self.checkpoint_slots >= slots))
         if bad.size:
             t = int(bad[0])
@@ -432,29 +444,23 @@ class ScanProblem:
                 "store to another slot"
             )
 
-    def _check_order_and_key(self) -> None:
-        if self.sequence_order is not None:
-            _check_dtype("sequence_order", self.sequence_order, ("i32",))
-            _check_shape("sequence_order", self.sequence_order, sequences=self.sequences)
-            _check_contiguous("sequence_order", self.sequence_order)
-            if not np.array_equal(np.sort(self.sequence_order), np.arange(self.sequences)):
-                raise InvalidProblem(
-                    f"sequence_order: wanted a permutation of 0 to {self.sequences - 1}, found another list"
-                )
-        if self.rounding_key is not None:
-            _check_dtype("rounding_key", self.rounding_key, ("u64",))
-            if self.rounding_key.shape != (2,):
-                raise InvalidProblem(f"rounding_key: wanted [2] (seed, step), found {list(self.rounding_key.shape)}")
-            _check_contiguous("rounding_key", self.rounding_key)
+    def _check_order(self) -> None:
+        if self.sequence_order is None:
+            return
+        if not np.array_equal(np.sort(self.sequence_order), np.arange(self.sequences)):
+            raise InvalidProblem(
+                f"sequence_order: wanted a permutation of 0 to {self.sequences - 1}, found another list"
+            )
 
 
-_CHECKED = DTYPES | {"i32": np.dtype(np.int32), "u8": np.dtype(np.uint8), "u64": np.dtype(np.uint64)}
+#: Those of lists and keys as well.
+ARRAY_DTYPES = DTYPES | {"i32": np.dtype(np.int32), "u8": np.dtype(np.uint8), "u64": np.dtype(np.uint64)}
 
 
 def _check_dtype(name: str, array: object, wanted: tuple[str, ...], why: str = "") -> None:
     if not isinstance(array, np.ndarray):
         raise InvalidProblem(f"{name}: wanted a NumPy array, found {type(array).__name__}")
-    if not any(array.dtype == _CHECKED[kind] for kind in wanted):
+    if not any(array.dtype == ARRAY_DTYPES[kind] for kind in wanted):
         reason = f" ({why})" if why else ""
         raise InvalidProblem(f"{name}: wanted dtype {' or '.join(wanted)}{reason}, found {array.dtype}")
 
@@ -478,7 +484,7 @@ def _check_shape(name: str, array: Array, **axes: int | None) -> None:
         raise InvalidProblem(f"{name}: wanted [{wanted}], found shape {list(array.shape)}")
 
 
-def _inner_contiguous(array: Array, first: int) -> bool:
+def inner_contiguous(array: Array, first: int) -> bool:
     """Whether the axes from `first` on lie as in a C-contiguous array; the stride of a size of 1 means nothing."""
     if array.size == 0:
         return True
@@ -499,14 +505,14 @@ def _check_aligned(name: str, array: Array) -> None:
 
 def _check_contiguous(name: str, array: Array) -> None:
     _check_aligned(name, array)
-    if not _inner_contiguous(array, 0):
+    if not inner_contiguous(array, 0):
         raise InvalidProblem(f"{name}: wanted a contiguous array, found strides {list(array.strides)}: copy it")
 
 
 def _check_rows(name: str, array: Array, *, apart: bool = False) -> None:
     """Check that inner axes are contiguous and that the first stride is a whole, legal number of elements."""
     _check_aligned(name, array)
-    if not _inner_contiguous(array, 1):
+    if not inner_contiguous(array, 1):
         raise InvalidProblem(
             f"{name}: wanted every axis after the first contiguous, found byte strides {list(array.strides)} "
             f"for shape {list(array.shape)}: copy it"

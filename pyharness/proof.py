@@ -11,8 +11,8 @@ from typing import Any
 from pyharness import replay, toolchain
 from pyharness.errors import SsmError
 from pyharness.fuzz import Tally
+from pyharness.readme_tables import between
 from pyharness.replay import Row
-from pyharness.report import between
 
 PAGE = toolchain.ROOT / "docs" / "proof.md"
 FUZZ = toolchain.ROOT / "generated" / "fuzz"
@@ -43,12 +43,12 @@ def peers_tables(folder: Path = replay.FOLDER) -> str:
 
 def _peers_table(rows: Sequence[Row]) -> str:
     lines = [
-        "| suite | family | cases | passed | no kernel | of the peer's tolerance | of ours |",
-        "| --- | --- | ---: | ---: | ---: | ---: | ---: |",
+        "| suite | family | cases | passed | no kernel | too tight | of the peer's tolerance | of ours |",
+        "| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: |",
     ]
     for row in rows:
-        worst = (f"{row.worst:.2g}", f"{row.ours:.2g}") if row.cases > row.no_kernel else ("", "")
-        cells = (row.suite, row.family, row.cases, row.passed, row.no_kernel, *worst)
+        worst = (f"{row.worst:.2g}", f"{row.ours:.2g}") if row.ran else ("", "")
+        cells = (row.suite, row.family, row.cases, row.passed, row.no_kernel, row.too_tight, *worst)
         lines.append("| " + " | ".join(map(str, cells)) + " |")
     return "\n".join(lines)
 

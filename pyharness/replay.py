@@ -27,7 +27,7 @@ from pyharness.problem import ScanProblem
 from pyharness.scan import ScanResult, scan
 from pyharness.select import Features, mismatch
 from pyharness.spec import KernelSpec
-from pyharness.variants import REPLAYED, launches_on, variants
+from pyharness.variants import launches_on, variants
 
 Array = NDArray[Any]
 Float64 = NDArray[np.float64]
@@ -38,6 +38,11 @@ EMULATOR = "emulator"
 _MOST_WORKERS = 12
 #: A kernel that gives every state element a thread takes the emulator seconds beyond this many updates.
 _MOST_BLOCK_UPDATES = 2**18
+#: Peers hold every element alone, and one that is small beside its terms has the error of the terms: a kernel is held
+#: to a tolerance so many times what rounding of its operands may cost in the norm.
+_ROOM_FOR_OPERANDS = 4
+#: Why no kernel of a family runs a case: it has none for the shape or the types, or all round what they multiply.
+SHAPE, TOLERANCE = "shape", "tolerance"
 
 
 @dataclass(frozen=True)
@@ -45,7 +50,8 @@ class Outcome:
     """What a kernel made of a case.
 
     Attributes:
-        kernel: its id, or empty where the family has none for the shape.
+        kernel: its id, or empty where none of the family takes the case.
+        left: SHAPE or TOLERANCE where none takes it, else empty.
         peer: the largest error of y or a state over the peer's tolerance; at most 1 passes.
         ours: the largest relative norm over the bound of `compare`; at most 1 passes.
         fault: what else is wrong, or empty.
@@ -58,6 +64,7 @@ class Outcome:
     peer: float = 0.0
     ours: float = 0.0
     fault: str = ""
+    left: str = ""
 
     @property
     def passed(self) -> bool:
@@ -68,38 +75,43 @@ class Outcome:
 # One case.
 
 
-def kernels_for(family: str, calls: Sequence[ScanProblem], chunk: int, backend: str) -> tuple[KernelSpec, ...]:
-    """The kernels of a family that take every call of a case; none where it has no such kernel.
+def takers(family: str, case: Replay, calls: Sequence[ScanProblem]) -> tuple[list[KernelSpec], str]:
+    """The kernels of a family that take every call of a case or, where there is none, SHAPE or TOLERANCE.
+
+    A kernel takes what has its sizes and storage types, as far as the peer's tolerance has room for what rounding of
+    the kernel's operands costs.
+    """
+    call = calls[0]
+    made = variants(family, call.d_state, call.io, call.state_dtype, head_dim=call.head_dim, chunk=case.chunk)
+    fitting = [spec for spec in made if not any(mismatch(Features.of(each), spec) for each in calls)]
+    found = [spec for spec in fitting if _ROOM_FOR_OPERANDS * spec.operand_error <= case.tolerance.of_one]
+    return found, "" if found else TOLERANCE if fitting else SHAPE
+
+
+def dealt(case: Replay, calls: Sequence[ScanProblem], found: Sequence[KernelSpec], backend: str) -> list[KernelSpec]:
+    """Those of the kernels that take a case which run it.
 
     Each combination of d_state, storage types and chunk is dealt to one of the family's layouts and configurations;
     on a GPU the family's default kernel runs too.
-
-    Args:
-        chunk: the peer's chunk, for kernels that can take it.
     """
+    if not found:
+        return []
     call = calls[0]
     key = (call.d_state, call.io, call.state_dtype)
-    found = [
-        spec
-        for spec in variants(family, *key, head_dim=call.head_dim, chunk=chunk)
-        if not any(mismatch(Features.of(each), spec) for each in calls)
-    ]
-    if not found:
-        return ()
-    place = zlib.crc32(repr((key, chunk)).encode()) % len(found)
+    place = zlib.crc32(repr((key, case.chunk)).encode()) % len(found)
     if backend != EMULATOR:
         from pyharness import device
 
         _, target, _ = device.identity()
         # Some configurations spill; the next one of the family is taken then.
-        default, dealt = (
+        both = (
             next((spec for spec in [*found[first:], *found[:first]] if launches_on(spec, target)), None)
             for first in (0, place)
         )
-        return tuple({each.id: each for each in (default, dealt) if each is not None}.values())
+        return list({each.id: each for each in both if each is not None}.values())
     spec = found[place]
     updates = max(each.tokens for each in calls) * call.heads * call.head_dim * call.d_state
-    return (found[0] if getattr(spec, "layout", "") == "block" and updates > _MOST_BLOCK_UPDATES else spec,)
+    return [found[0] if getattr(spec, "layout", "") == "block" and updates > _MOST_BLOCK_UPDATES else spec]
 
 
 def replay_case(key: str, number: int, families: Sequence[str], backend: str) -> list[Outcome]:
@@ -111,15 +123,16 @@ def replay_case(key: str, number: int, families: Sequence[str], backend: str) ->
     case = next(c for i, c in enumerate(suite(key).cases()) if i == number)
     problem = case.problem(reduce=backend == EMULATOR)
     calls = list(_calls(case, problem))
-    found = {family: kernels_for(family, calls, case.chunk, backend) for family in families}
-    truth = oracle(problem) if any(found.values()) else None
+    found = {family: takers(family, case, calls) for family in families}
+    truth = oracle(problem) if any(specs for specs, _ in found.values()) else None
     outcomes = []
-    for family, specs in found.items():
+    for family, (specs, left) in found.items():
         ran = [
-            _replay_kernel(Outcome(key, family, case.name, spec.id), case, problem, truth, backend) for spec in specs
+            _replay_kernel(Outcome(key, family, case.name, spec.id), case, problem, truth, backend)
+            for spec in dealt(case, calls, specs, backend)
         ]
         ran.sort(key=lambda outcome: (not outcome.passed, outcome.peer))
-        outcomes.append(ran[-1] if ran else Outcome(key, family, case.name, ""))
+        outcomes.append(ran[-1] if ran else Outcome(key, family, case.name, "", left=left or SHAPE))
     return outcomes
 
 
@@ -242,21 +255,32 @@ def _mean_square(out: Array, exact: Float64) -> float:
 
 @dataclass(frozen=True)
 class Row:
-    """A suite on a family: cases, those that ran and passed, those without a kernel, and the largest errors."""
+    """A suite on a family: cases, those that ran and passed, those that no kernel takes, and the largest errors.
+
+    Attributes:
+        no_kernel: cases whose shape or storage types the family has not.
+        too_tight: cases whose tolerance has no room for the rounding of the family's operands.
+    """
 
     suite: str
     family: str
     cases: int
     passed: int
     no_kernel: int
+    too_tight: int
     worst: float
     worst_case: str
     ours: float
 
     @property
+    def ran(self) -> int:
+        """Cases that a kernel ran."""
+        return self.cases - self.no_kernel - self.too_tight
+
+    @property
     def ok(self) -> bool:
         """Whether every case that the family can take passed."""
-        return self.passed + self.no_kernel == self.cases
+        return self.passed == self.ran
 
 
 def tabulate(outcomes: Iterable[Outcome]) -> list[Row]:
@@ -278,7 +302,8 @@ def tabulate(outcomes: Iterable[Outcome]) -> list[Row]:
                     family,
                     len(found),
                     sum(outcome.passed for outcome in ran),
-                    len(found) - len(ran),
+                    sum(outcome.left == SHAPE for outcome in found),
+                    sum(outcome.left == TOLERANCE for outcome in found),
                     _short(worst.peer) if worst else 0.0,
                     f"{worst.case} on {worst.kernel}" if worst else "",
                     _short(max((outcome.ours for outcome in ran), default=0.0)),
@@ -292,10 +317,22 @@ def _short(share: float) -> float:
     return float(f"{share:.3g}")
 
 
-def replay_suite(each: Suite, family: str, backend: str) -> tuple[Row, list[Outcome]]:
-    """A suite on a family in this process: its row, and the outcomes that did not pass."""
-    count = sum(1 for _ in each.cases())
-    outcomes = [o for number in range(count) for o in replay_case(each.key, number, [family], backend)]
+def replay_suite(each: Suite, family: str, backend: str, most_kernels: int = 0) -> tuple[Row, list[Outcome]]:
+    """A suite on a family in this process: its row, and the outcomes that did not pass.
+
+    Args:
+        most_kernels: cases of further kernels are left out, those that no kernel takes are not; 0 leaves none out.
+    """
+    outcomes: list[Outcome] = []
+    kernels: set[str] = set()
+    for number, case in enumerate(each.cases()):
+        if most_kernels:
+            calls = list(_calls(case, case.problem(reduce=backend == EMULATOR)))
+            ids = {spec.id for spec in dealt(case, calls, takers(family, case, calls)[0], backend)}
+            if len(kernels | ids) > most_kernels:
+                continue
+            kernels |= ids
+        outcomes += replay_case(each.key, number, [family], backend)
     (row,) = tabulate(outcomes)
     return row, [o for o in outcomes if o.kernel and not o.passed]
 
@@ -324,7 +361,7 @@ def replay_all(
     if unknown:
         raise NoKernel(f"family must be one of {', '.join(FAMILIES)}, found {', '.join(unknown)}")
     say = tell or (lambda _: None)
-    wanted = tuple(families) or REPLAYED
+    wanted = tuple(families) or tuple(FAMILIES)
     jobs = [(each.key, number) for each in SUITES for number, _ in enumerate(each.cases())]
     if backend != EMULATOR:
         # Neighbours share kernels: side by side, all processes would compile the same one.

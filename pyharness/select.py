@@ -2,16 +2,20 @@
 
 The rule is meant to be stated again in Go and C, so it uses integers only. For a problem and a device:
 
-1. *Filter.* Keep kernels of the catalogue that take the problem (`mismatch`) and, where the device is known, have an
-   image for its target and stay within its shared memory. Kernels that round f32 operands to `tf32` are never kept:
-   they run by full id alone. Kernels that `split` f32 operands are kept only where their family was asked for, or
-   where an entry of this very device (by name, in 2 and 3) says that one was the fastest.
-2. *Exact.* An entry of this device with the same heads, head_dim, d_state, groups, io, state, batch_heads and tokens.
+1. *Filter.* Keep kernels of the catalogue that take the problem (`mismatch`), are of the family that was asked for, if
+   any, and, where the device is known, have an image for its target and stay within its shared memory. Kernels that
+   round f32 operands to `tf32` are never kept: they run by full id alone. Kernels that `split` f32 operands are kept
+   only where their family was asked for, or by an entry of this very device (by name, in 2 and 3): the table has one
+   only where it was measured to be faster than `recurrent`.
+2. *Exact.* The table has an entry for each problem and family on a device. Of the entries of this device with the same
+   heads, head_dim, d_state, groups, io, state, batch_heads and tokens, the one of the fewest microseconds.
 3. *Nearest.* Else the entry of this device with the same d_state, io and state that is nearest by
    `distance` = |bits(batch_heads) - bits(batch_heads')| + |bits(tokens) - bits(tokens')|, where bits(v) is the number
    of binary digits of v (0 for 0; Go: bits.Len64, C: 64 - clzll), batch_heads is sequences * heads, and tokens counts
-   all tokens of the call. What was reported and not measured here counts for its exact problem alone: it says nothing
-   of kernels that came later.
+   all tokens of the call. Of the entries for one problem only the fastest counts. Decode, sequences of at most 8
+   tokens (on average, in an entry and where the longest is not known), takes entries of decode, and all else the
+   others. What was reported and not measured here counts for its exact problem alone: it says nothing of kernels that
+   came later.
 4. *Same target.* Else 2 and 3 among entries of other devices of the same target; a device without a name starts here.
 5. *Default.* Else the default of (d_state, io, state): the table's, then the recurrent kernel whose fields all take
    their defaults, then the recurrent kernel with the smallest id.
@@ -20,10 +24,10 @@ The rule is meant to be stated again in Go and C, so it uses integers only. For 
 The `invariant` mode puts `invariant(problem)` in place of the problem, so that what is chosen, and with it every bit
 of the result, depends on the geometry and on the sequence's own length alone, whatever else the batch holds.
 
-Entries whose kernel was filtered out do not count; that of the exact problem is named among the steps, with the reason.
-Ties go to the smallest kernel id, in byte order. Without a device
-the rule starts at 5. Every step below the first that was looked at is a step down: it is listed in the result and
-logged once.
+Entries whose kernel was filtered out do not count. Ties, in microseconds or in distance, go to the smallest kernel id,
+in byte order. Without a device the rule starts at 5. Every step below the first that was looked at is a step down, and
+so is an exact entry that was passed over because the kernel of a faster one was filtered out: it is listed in the
+result, with the reason, and logged once.
 """
 
 from __future__ import annotations
@@ -52,6 +56,11 @@ INVARIANT_DECODE, INVARIANT_PREFILL = 16, 4096
 _VALUES = ("target", "kernel", "microseconds", "source")
 TABLE_PATH = Path(__file__).resolve().parents[1] / "generated" / "selection.json"
 BENCHES = TABLE_PATH.parent / "bench"
+
+#: Why a kernel of an entry or of the catalogue is not kept, besides what problem and device say.
+_ABSENT = "it is not on offer here"
+_TF32 = "it rounds f32 operands to tf32 and runs by its full id alone"
+_SPLIT = "it splits f32 operands and was not measured to be faster than recurrent on this device"
 
 _log = logging.getLogger(__name__)
 _logged: set[tuple[str, tuple[str, ...]]] = set()
@@ -89,6 +98,12 @@ class Features:
         """Sequences times heads: the independent work of a call."""
         return self.geometry.sequences * self.geometry.heads
 
+    @property
+    def decode(self) -> bool:
+        """Whether every sequence is one of decode: by the longest, or by the average length where that is not known."""
+        g = self.geometry
+        return (g.longest if g.longest >= 0 else -(-g.tokens // max(g.sequences, 1))) <= DECODE_TOKENS
+
     def __str__(self) -> str:
         g = self.geometry
         return (
@@ -99,7 +114,7 @@ class Features:
 
 @dataclass(frozen=True)
 class Entry:
-    """One row of generated/selection.json: the kernel that was best for a problem on a device.
+    """One row of generated/selection.json: the kernel of a family that was best for a problem on a device.
 
     Attributes:
         source: "measured" here, "reported" by someone else, or "default" (set by hand).
@@ -120,6 +135,11 @@ class Entry:
     kernel: str
     microseconds: float
     source: str
+
+    @property
+    def decode(self) -> bool:
+        """Whether it is for decode, by the average length."""
+        return -(-self.tokens * self.heads // max(self.batch_heads, 1)) <= DECODE_TOKENS
 
 
 @dataclass(frozen=True)
@@ -151,13 +171,9 @@ def distance(features: Features, entry: Entry) -> int:
 
 
 def invariant(features: Features) -> Features:
-    """What an invariant choice is made for: 16 sequences of 1 token for decode, 1 of 4096 for prefill.
-
-    Where the longest sequence is not known, it is taken to have the average length.
-    """
+    """What an invariant choice is made for: 16 sequences of 1 token for decode, 1 of 4096 for prefill."""
     g = features.geometry
-    longest = g.longest if g.longest >= 0 else -(-g.tokens // max(g.sequences, 1))
-    if longest <= DECODE_TOKENS:
+    if features.decode:
         sizes: dict[str, Any] = {"sequences": INVARIANT_DECODE, "tokens": INVARIANT_DECODE, "longest": DECODE_TOKENS}
     else:
         sizes = {"sequences": 1, "tokens": INVARIANT_PREFILL, "longest": INVARIANT_PREFILL}
@@ -179,9 +195,7 @@ def unusable(spec: KernelSpec, device: Device | None) -> str:
         return ""
     if device.target not in TARGETS:
         return f"target {device.target} is not one of {', '.join(TARGETS)}"
-    # A device runs code for its exact target as well.
-    exact = str(getattr(spec, "exact", ""))
-    reason = spec.excluded(exact if exact == f"{device.target}a" else device.target)
+    reason = spec.excluded(spec.image_target(device.target))
     if not reason and 0 < device.shared_limit < spec.shared_bytes:
         reason = f"needs {spec.shared_bytes} bytes of shared memory, {device.name} allows {device.shared_limit}"
     return reason
@@ -258,7 +272,7 @@ def parse_table(document: Mapping[str, Any]) -> Table:
     """Read the document of selection.json.
 
     Raises:
-        ValueError: another version, an unknown source, or two entries for one problem on one device.
+        ValueError: another version, an unknown source, or two entries for one problem and family on one device.
     """
     if document.get("version") != SCHEMA_VERSION:
         raise ValueError(f"selection.json: version must be {SCHEMA_VERSION}, found {document.get('version')!r}")
@@ -269,10 +283,9 @@ def parse_table(document: Mapping[str, Any]) -> Table:
         entry = Entry(**values.pop("geometry"), **values)
         if entry.source not in SOURCES:
             raise ValueError(f"selection.json: source must be one of {', '.join(SOURCES)}, found {entry.source!r}")
-        key = tuple(value for name, value in vars(entry).items() if name not in _VALUES)
-        if key in seen:
-            raise ValueError(f"selection.json: two entries for {key}: keep the faster one")
-        seen.add(key)
+        if _key(entry) in seen:
+            raise ValueError(f"selection.json: two entries for {_key(entry)}: keep the faster one")
+        seen.add(_key(entry))
         entries.append(entry)
     defaults = [(d["family"], d["d_state"], d["io"], d["state"], d["kernel"]) for d in document["defaults"]]
     return Table(tuple(entries), tuple(defaults))
@@ -293,50 +306,66 @@ def table_document(table: Table) -> dict[str, Any]:
 
 
 def measured_entries(documents: Iterable[Mapping[str, Any]]) -> tuple[Entry, ...]:
-    """The fastest kernel of each problem of stored benches (`generated/bench/<device>/<suite>.json`).
+    """The fastest kernel of each family for each problem of stored benches (`generated/bench/<device>/<suite>.json`).
 
+    Suites without points are not of problems.
     Kernels of the catalogue count, in the order of the sequences: a list of slots in ascending order is the caller's.
-    Those that round f32 operands to tf32 do not: they are never selected.
+    Those that round f32 operands to tf32 do not: they are never selected. One that splits them counts where it was
+    faster than `recurrent`.
     """
     known = set(catalogue_ids())
     fastest: dict[tuple[Any, ...], Entry] = {}
     for document in documents:
-        for row in document["rows"]:
-            point = document["points"].get(row["point"])
+        for row in document.get("rows", ()) if "points" in document else ():
+            point = document["points"].get(row.get("point"))
             if point is None or row["kernel"] not in known or "us" not in row or "order" in row:
                 continue
             if _precision(parse_id(row["kernel"])) == "tf32":
                 continue
-            sizes = {size: point[size] for size in ("heads", "head_dim", "d_state", "groups", "io", "state")}
-            entry = Entry(
-                device=document["device"],
-                target=document["target"],
-                family=parse_id(row["kernel"]).family,
-                batch_heads=point["sequences"] * point["heads"],
-                tokens=sum(point.get("lengths", ())) or point["sequences"] * point["tokens"],
-                kernel=row["kernel"],
-                microseconds=row["us"]["median"],
-                source="measured",
-                **sizes,
-            )
-            # Two suites may have measured one problem, each with its own families.
-            problem = (entry.device, *sizes.values(), entry.batch_heads, entry.tokens)
-            best = fastest.setdefault(problem, entry)
-            if (entry.microseconds, entry.kernel) < (best.microseconds, best.kernel):
-                fastest[problem] = entry
-    return tuple(fastest.values())
+            entry = _measured_entry(document, row, point)
+            best = fastest.setdefault(_key(entry), entry)
+            if _speed(entry) < _speed(best):
+                fastest[_key(entry)] = entry
+    beside = {key: fastest.get(_key(replace(entry, family="recurrent"))) for key, entry in fastest.items()}
+    return tuple(entry for key, entry in fastest.items() if not _split_for_nothing(entry, beside[key]))
+
+
+def _measured_entry(document: Mapping[str, Any], row: Mapping[str, Any], point: Mapping[str, Any]) -> Entry:
+    return Entry(
+        device=document["device"],
+        target=document["target"],
+        family=parse_id(row["kernel"]).family,
+        batch_heads=point["sequences"] * point["heads"],
+        tokens=sum(point.get("lengths", ())) or point["sequences"] * point["tokens"],
+        kernel=row["kernel"],
+        microseconds=row["us"]["median"],
+        source="measured",
+        **{size: point[size] for size in ("heads", "head_dim", "d_state", "groups", "io", "state")},
+    )
+
+
+def _key(entry: Entry) -> tuple[Any, ...]:
+    """What an entry is for: problem, family and device."""
+    return tuple(value for name, value in vars(entry).items() if name not in _VALUES)
+
+
+def _speed(entry: Entry) -> tuple[float, str]:
+    """The order of entries for one problem: the fastest first."""
+    return entry.microseconds, entry.kernel
+
+
+def _split_for_nothing(entry: Entry, recurrent: Entry | None) -> bool:
+    """Whether a kernel splits f32 operands without being faster than `recurrent` on the same device."""
+    return _precision(parse_id(entry.kernel)) == "split" and (recurrent is None or _speed(recurrent) <= _speed(entry))
 
 
 def refreshed_table(table: Table, benches: Path = BENCHES) -> Table:
-    """A table whose measured entries are those of the stored benches; the others stay.
-
-    The suite of `ssd` does not count yet: a problem has one entry, and where `ssd` holds it, a call that is bound to
-    another family, or a package without `ssd`, would be given a kernel of some other size. It runs by full id.
-    """
-    paths = [path for path in sorted(benches.glob("*/*.json")) if path.stem != "ssd"]
-    documents = [json.loads(path.read_text(encoding="utf-8")) for path in paths]
-    kept = tuple(entry for entry in table.entries if entry.source != "measured")
-    return Table(kept + measured_entries(documents), table.defaults)
+    """A table whose measured entries are those of the stored benches; the others stay where nothing was measured."""
+    documents = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(benches.glob("*/*.json"))]
+    measured = measured_entries(documents)
+    known = {_key(entry) for entry in measured}
+    kept = tuple(e for e in table.entries if e.source != "measured" and _key(e) not in known)
+    return Table(kept + measured, table.defaults)
 
 
 def refresh() -> None:
@@ -366,23 +395,21 @@ def choose(
     Raises:
         NoKernel: nothing takes the problem; the message names what was wanted, what is on offer and what builds more.
     """
-    specs = [parse_id(text) for text in (catalogue_ids() if ids is None else ids)]
-    wanted = [spec for spec in specs if family is None or spec.family == family]
-    named = [spec for spec in wanted if _precision(spec) != "tf32"]
-    fitting = {spec.id: spec for spec in named if not mismatch(features, spec) and not unusable(spec, device)}
+    wanted = [spec for spec in map(parse_id, catalogue_ids() if ids is None else ids) if family in (None, spec.family)]
+    reasons = {spec.id: unfit(features, spec, device) for spec in wanted}
+    fitting = {spec.id: spec for spec in wanted if not reasons[spec.id]}
     # Whether split operands are worth it depends on the device.
     anywhere = {name: spec for name, spec in fitting.items() if family is not None or _precision(spec) != "split"}
-    if not fitting:
-        raise NoKernel(_nothing(features, device, family, wanted))
-    entries = (committed_table() if table is None else table).entries
-    here = device.name if device is not None else ""
-    refused = _refused(features, device, [e for e in entries if here and e.device == here], wanted)
-    kept = [e for e in entries if e.kernel in anywhere or (e.kernel in fitting and e.device == here)]
+    source = committed_table() if table is None else table
+    sizes = (features.geometry.d_state, features.io, features.state)
+    alike = [e for e in source.entries if (e.d_state, e.io, e.state) == sizes and family in (None, e.family)]
     steps: list[str] = []
-    found = _from_entries(features, device, kept, steps, refused)
+    found = _from_entries(features, device, alike, reasons, anywhere, steps)
+    if found is None and anywhere:
+        found = _default(features, device, anywhere, source.defaults, steps)
     if found is None:
-        defaults = committed_table().defaults if table is None else table.defaults
-        found = _default(features, device, anywhere, defaults, steps)
+        reasons |= dict.fromkeys(fitting, _SPLIT)
+        raise NoKernel(_nothing(features, device, family, reasons))
     selection = Selection(*found, tuple(steps))
     if steps and (selection.id, selection.steps) not in _logged:
         _logged.add((selection.id, selection.steps))
@@ -390,47 +417,63 @@ def choose(
     return selection
 
 
+def unfit(features: Features, spec: KernelSpec, device: Device | None) -> str:
+    """Why a kernel is not kept for a problem, or an empty string."""
+    return mismatch(features, spec) or unusable(spec, device) or (_TF32 if _precision(spec) == "tf32" else "")
+
+
 def _precision(spec: KernelSpec) -> str:
     """How a kernel rounds f32 operands: "split", "tf32", or "" where it does not."""
     return str(getattr(spec, "precision", ""))
 
 
-def _refused(features: Features, device: Device | None, entries: list[Entry], specs: list[KernelSpec]) -> str:
-    """Which kernels of entries for these very sizes cannot run the problem all the same, and why; or nothing."""
-    reasons = {spec.id: mismatch(features, spec) or unusable(spec, device) for spec in specs}
-    sizes = (features.geometry.d_state, features.io, features.state)
-    found = [
-        f"{e.kernel}, {e.source} for these sizes, cannot run it: {reasons[e.kernel]}"
-        for e in entries
-        if reasons.get(e.kernel) and (e.d_state, e.io, e.state) == sizes and _same_problem(features, e)
-    ]
-    return f" ({'; '.join(found)})" if found else ""
-
-
 def _from_entries(
-    features: Features, device: Device | None, entries: list[Entry], steps: list[str], refused: str
+    features: Features,
+    device: Device | None,
+    alike: list[Entry],
+    reasons: Mapping[str, str],
+    anywhere: Mapping[str, KernelSpec],
+    steps: list[str],
 ) -> tuple[str, str] | None:
+    """Steps 2 to 4 of the rule, over the entries of the problem's types and of the family that was asked for.
+
+    `reasons` says of each kernel on offer why it is not kept; `anywhere` are those that are kept on every device.
+    """
     if device is None:
         return None
-    alike = [
-        e for e in entries if (e.d_state, e.io, e.state) == (features.geometry.d_state, features.io, features.state)
-    ]
+    sizes = (f"d_state {features.geometry.d_state}", features.io, features.state)
     own = [e for e in alike if e.device == device.name]
     kin = [e for e in alike if e.device != device.name and e.target == device.target]
+    kin = [e for e in kin if e.kernel in anywhere or reasons.get(e.kernel, _ABSENT)]
     places = [(own, device.name), (kin, f"another {device.target} device")]
     for rows, where in places if device.name else [(kin, f"a {device.target} device")]:
-        exact = [e for e in rows if _same_problem(features, e)]
-        if exact:
-            best = min(exact, key=lambda e: e.kernel)
+        kept = [e for e in rows if reasons.get(e.kernel, _ABSENT) == ""]
+        best = min((e for e in kept if _same_problem(features, e)), key=_speed, default=None)
+        passed = "; ".join(
+            f"{e.kernel}, {e.source} for these sizes, cannot run it: {reasons.get(e.kernel, _ABSENT)}"
+            for e in rows
+            if e not in kept and _same_problem(features, e) and (best is None or _speed(e) < _speed(best))
+        )
+        if best is not None:
+            steps.extend([f"a faster kernel was passed over ({passed})"] if passed else [])
             return best.kernel, f"{best.source} for this problem on {best.device}"
-        steps.append(f"no entry for this problem on {where}{refused if rows is own else ''}")
-        nearby = [e for e in rows if e.source != "reported"]
+        steps.append(f"no entry for this problem on {where}" + (f" ({passed})" if passed else ""))
+        nearby = _fastest_of_each([e for e in kept if e.source != "reported" and e.decode == features.decode])
         if nearby:
             best = min(nearby, key=lambda e: (distance(features, e), e.kernel))
             octaves = distance(features, best)
             return best.kernel, f"{best.source} on {best.device} for the nearest problem, {octaves} octaves away"
-        steps.append(f"no entry with d_state {features.geometry.d_state}, {features.io}, {features.state} on {where}")
+        kind = "decode" if features.decode else "prefill"
+        steps.append(f"no entry of {kind} with {', '.join(map(str, sizes))} on {where}")
     return None
+
+
+def _fastest_of_each(entries: Iterable[Entry]) -> list[Entry]:
+    """The fastest entry for each problem, whatever the device."""
+    fastest: dict[tuple[int, ...], Entry] = {}
+    for entry in sorted(entries, key=_speed):
+        fastest.setdefault((entry.heads, entry.head_dim, entry.groups, entry.batch_heads, entry.tokens), entry)
+    return list(fastest.values())
 
 
 def _same_problem(features: Features, entry: Entry) -> bool:
@@ -469,9 +512,9 @@ def _default(
     return min(fitting), "generic takes what no other kernel does"
 
 
-def _nothing(features: Features, device: Device | None, family: str | None, specs: list[KernelSpec]) -> str:
-    reasons = [f"{spec.id} ({mismatch(features, spec) or unusable(spec, device)})" for spec in specs]
-    shown = "; ".join(reasons[:8]) + (f"; and {len(reasons) - 8} more" if len(reasons) > 8 else "")
+def _nothing(features: Features, device: Device | None, family: str | None, reasons: Mapping[str, str]) -> str:
+    told = [f"{name} ({reason})" for name, reason in reasons.items()]
+    shown = "; ".join(told[:8]) + (f"; and {len(told) - 8} more" if len(told) > 8 else "")
     kind = f"{family} kernel" if family else "kernel"
     place = f" on {device.name or 'any device'} ({device.target})" if device else ""
     cure = _on_demand(features, device, family or "recurrent")

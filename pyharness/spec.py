@@ -253,6 +253,11 @@ class KernelSpec(ABC):
             return f"needs {self.shared_bytes} bytes of shared memory, {target} allows {SHARED_LIMIT[target]}"
         return ""
 
+    def image_target(self, target: str) -> str:
+        """The target of the image that a device of some target loads: its exact one where the kernel is made for it."""
+        exact: str = getattr(self, "exact", "")
+        return exact if exact == f"{target}a" else target
+
     def targets(self) -> tuple[str, ...]:
         """Targets that this kernel has an image for."""
         return tuple(target for target in TARGETS if not self.excluded(target))

@@ -1,8 +1,9 @@
 """`invoke tune`: which kernel of the catalogue is fastest for which problem, measured over a grid of problems.
 
-Each problem's kernels are timed by a short protocol; those within a margin of the fastest are timed again by the full
-one, and of these the fastest becomes the problem's entry in generated/selection.json. What was measured is kept in
-generated/bench/<device>/tune.json after each problem, so an interrupted run goes on where it stopped.
+Each problem's kernels are timed by a short protocol; those within a margin of the fastest, and the fastest of each
+family, are timed again by the full one, and of these the fastest of each family becomes an entry of the problem in
+generated/selection.json. What was measured is kept in generated/bench/<device>/tune.json after each problem, so an
+interrupted run goes on where it stopped.
 """
 
 from __future__ import annotations
@@ -20,8 +21,9 @@ from pyharness.build import Track, silent
 from pyharness.catalogue import CATALOGUE
 from pyharness.errors import DeviceError, NoKernel
 from pyharness.families.recurrent import RecurrentSpec
-from pyharness.report import stored_path
-from pyharness.spec import KernelSpec
+from pyharness.figures import stored_path
+from pyharness.select import Features
+from pyharness.spec import KernelSpec, parse_id
 from pyharness.workload import Point
 
 SUITE = "tune"
@@ -88,13 +90,12 @@ def bench_on(ordinal: int) -> Bench:
 
 
 def candidates(point: Point, family: str | None, catalogue: Sequence[KernelSpec]) -> list[str]:
-    """The kernels that take a point, of a family or of all."""
+    """The kernels that take a point and that selection may take, of a family or of all."""
     return [
         spec.id
         for spec in catalogue
         if family in (None, spec.family)
-        and (spec.io, spec.state) == (point.io, point.state)
-        and not spec.refusal(point.geometry)
+        and not select.unfit(Features(point.geometry, point.io, point.state), spec, None)
     ]
 
 
@@ -161,8 +162,12 @@ def _image_sha(kernel: str, target: str) -> str:
 
 def _finalists(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     timed = {row["kernel"]: float(row["us"]["median"]) for row in rows if "us" in row}
-    best = min(timed.values(), default=math.inf)
-    return [kernel for kernel, us in sorted(timed.items(), key=lambda one: one[1]) if us <= best * FINALIST_MARGIN]
+    order = sorted(timed, key=lambda kernel: (timed[kernel], kernel))
+    best: dict[str, str] = {}
+    for kernel in order:
+        best.setdefault(parse_id(kernel).family, kernel)
+    limit = min(timed.values(), default=math.inf) * FINALIST_MARGIN
+    return [kernel for kernel in order if timed[kernel] <= limit or kernel in best.values()]
 
 
 def _without(document: Mapping[str, Any], part: str, point: Point) -> list[dict[str, Any]]:

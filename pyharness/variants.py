@@ -13,16 +13,17 @@ from pyharness import build, toolchain
 from pyharness.errors import NoKernel
 from pyharness.families import FAMILIES
 from pyharness.families.recurrent import LAYOUTS
-from pyharness.spec import KernelSpec
+from pyharness.spec import Geometry, KernelSpec
 
-#: Families whose replays, faults and fuzzing are stored. `ssd` and `selective` are held by tests of their own until
-#: they are among these.
-REPLAYED = ("recurrent", "update")
 #: Fields beside d_state, io and state, of each kernel that stands for a family.
 _FIELDS: dict[str, tuple[Mapping[str, Any], ...]] = {
     # The default first, then the other layouts.
     "recurrent": tuple({"layout": name} for name in sorted(LAYOUTS, key=lambda name: name != "tiled")),
     "update": ({}, {"chunk": 2}),
+    # Prefill, and decode of one sequence a block and of several.
+    "selective": ({}, {"chunk": 1}, {"chunk": 1, "sequences": 1}),
+    # Whole sequences, sequences cut in time, the other precision of f32, the warp-group products of Hopper.
+    "ssd": ({}, {"segments": 3}, {"precision": "tf32"}, {"exact": "sm_90a"}, {"exact": "sm_90a", "segments": 2}),
 }
 
 
@@ -34,12 +35,12 @@ def variants(
     Args:
         family: one of FAMILIES.
         d_state, io, state: what the kernels are made for.
-        head_dim: for families whose kernels are made for one head_dim.
+        head_dim: rows of a head that the kernels have to take.
         chunk: tokens staged at a time, for kernels that can take it; others keep their own number.
     """
     made: dict[str, KernelSpec] = {}
     for fields in _FIELDS.get(family, ({},)):
-        spec = _first_valid(family, _choices(d_state, io, state, fields, head_dim, chunk))
+        spec = _first_valid(family, head_dim, _choices(d_state, io, state, fields, head_dim, chunk))
         if spec is not None:
             made.setdefault(spec.id, spec)
     return tuple(made.values())
@@ -54,13 +55,15 @@ def _choices(
     return (base | {"chunk": chunk}, whole | {"chunk": chunk}, base, whole) if chunk else (base, whole)
 
 
-def _first_valid(family: str, choices: tuple[dict[str, Any], ...]) -> KernelSpec | None:
+def _first_valid(family: str, head_dim: int, choices: tuple[dict[str, Any], ...]) -> KernelSpec | None:
     for values in choices:
         try:
-            return FAMILIES[family](**values)
+            spec = FAMILIES[family](**values)
         except (NoKernel, TypeError):
             # TypeError: the family has no such field.
             continue
+        if not spec.refusal(Geometry(1, 1, 1, head_dim, 1, spec.d_state or values["d_state"] or 1)):
+            return spec
     return None
 
 
@@ -70,4 +73,5 @@ def launches_on(spec: KernelSpec, target: str) -> bool:
     Raises:
         ToolchainError: it does not compile.
     """
-    return not spec.excluded(target) and not toolchain.worst([build.image(spec, target)], "local_bytes")
+    image = spec.image_target(target)
+    return not spec.excluded(image) and not toolchain.worst([build.image(spec, image)], "local_bytes")

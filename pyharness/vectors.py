@@ -16,7 +16,7 @@ import numpy as np
 
 from pyharness import manifest, plans, toolchain
 from pyharness.errors import InvalidProblem, NoKernel
-from pyharness.families import RecurrentSpec, UpdateSpec
+from pyharness.families import RecurrentSpec, SsdSpec, UpdateSpec
 from pyharness.problem import ScanProblem
 from pyharness.select import Device, Entry, Features, Table, choose, invariant, table_document
 from pyharness.spec import Geometry, KernelSpec
@@ -25,7 +25,8 @@ PATH = toolchain.ROOT / "templates" / "go" / "testdata" / "vectors.json"
 
 _H200, _H100, _CARD = "NVIDIA H200", "NVIDIA H100", "A card"
 
-#: The vectors' own catalogue: defaults, a second kernel of a d_state, decode with and without a head_dim, generic.
+#: The vectors' own catalogue: defaults, a second kernel of a d_state, decode with and without a head_dim, prompts in
+#: each precision and for an exact target, generic.
 SPECS: tuple[KernelSpec, ...] = (
     RecurrentSpec(d_state=128),
     RecurrentSpec(d_state=128, layout="padded"),
@@ -35,18 +36,23 @@ SPECS: tuple[KernelSpec, ...] = (
     UpdateSpec(d_state=128),
     UpdateSpec(d_state=128, head_dim=64, io="bf16"),
     UpdateSpec(d_state=48, state="i8"),
+    SsdSpec(d_state=128, io="bf16", segments=8, exact="sm_90a"),
+    SsdSpec(d_state=128, io="bf16"),
+    SsdSpec(d_state=128, precision="split", segments=8),
+    SsdSpec(d_state=128, precision="tf32"),
     RecurrentSpec(d_state=0, layout="generic"),
 )
 _TILED, _PADDED, _BLOCK, _BF16, _SLICES, _UPDATE, _UPDATE_BF16 = (spec.id for spec in SPECS[:7])
+_SSD_EXACT, _SSD, _SPLIT, _TF32 = (spec.id for spec in SPECS[8:12])
 
 
 def row(spec: KernelSpec) -> manifest.Row:
     """The manifest row of a kernel of the vectors: images that are no machine code, for four targets."""
     compiler = toolchain.Compiler(toolchain.ROOT, toolchain.PINNED_VERSION, pinned=True)
-    usage = {spec.symbol(): toolchain.Usage(40, 0, 0, 0, 0)}
+    usage = {entry: toolchain.Usage(40, 0, 0, 0, 0) for entry in spec.launchable.entries}
     images = [
         toolchain.Image(spec.id, target, "cubin", f"{spec.id} for {target}".encode(), usage, "", 0.0)
-        for target in ("sm_75", "sm_80", "sm_86", "sm_90")
+        for target in ("sm_75", "sm_80", "sm_86", "sm_90", "sm_90a")
         if not spec.excluded(target)
     ]
     excluded = {target: spec.excluded(target) for target in ("sm_75",) if spec.excluded(target)}
@@ -54,18 +60,23 @@ def row(spec: KernelSpec) -> manifest.Row:
 
 
 def _entry(
-    kernel: str, batch_heads: int, tokens: int, device: str = _H200, target: str = "sm_90", **other: Any
+    kernel: str,
+    batch_heads: int,
+    tokens: int,
+    device: str = _H200,
+    target: str = "sm_90",
+    microseconds: float = 10.0,
+    **other: Any,
 ) -> Entry:
     sizes: dict[str, Any] = {"heads": 64, "head_dim": 64, "d_state": 128, "groups": 8, "io": "f32", "state": "f32"}
-    family = kernel.split("_")[0]
     return Entry(
         device=device,
         target=target,
-        family=family,
+        family=kernel.split("_")[0],
         batch_heads=batch_heads,
         tokens=tokens,
         kernel=kernel,
-        microseconds=10.0,
+        microseconds=microseconds,
         source="measured",
         **(sizes | other),
     )
@@ -82,6 +93,18 @@ TABLE = Table(
         # As far as each other from one of the problems: the smaller id is taken.
         _entry(_TILED, 256, 1024, device=_H100),
         _entry(_PADDED, 64, 4096, device=_H100),
+        # Several families for one problem: the fastest that fits; none that splits on a device that did not measure it.
+        _entry(_SPLIT, 64, 4096, microseconds=5.5),
+        _entry(_SPLIT, 512, 8192, microseconds=30.25),
+        _entry(_BF16, 64, 4096, io="bf16", microseconds=55.0),
+        _entry(_SSD_EXACT, 64, 4096, io="bf16", microseconds=9.5),
+        _entry(_BF16, 64, 256, io="bf16", microseconds=4.0),
+        _entry(_SSD, 64, 256, io="bf16", microseconds=4.0),
+        _entry(_SSD, 64, 2048, device=_CARD, target="sm_86", io="bf16", microseconds=40.0),
+        _entry(_BF16, 64, 2048, device=_CARD, target="sm_86", io="bf16", microseconds=41.0),
+        # In no table that is measured: tf32 is passed over.
+        _entry(_TF32, 128, 4096, microseconds=1.0),
+        _entry(_TILED, 128, 4096, microseconds=2.0),
         # Taken for its exact problem alone.
         replace(_entry(_PADDED, 64, 2048, device="NVIDIA T4", target="sm_75"), source="reported"),
         replace(_entry(_PADDED, 64, 4096, device="Another card", target="sm_86"), source="reported"),
@@ -127,6 +150,12 @@ def _problems() -> Iterator[Features]:
     yield _features(40, 4, d_state=48, state="i8")
     yield _features(4, 4, d_state=1025)
     yield _features(4, 4, io="f16")
+    for tokens, sequences in ((4096, 1), (2000, 1), (256, 1), (100, 1), (2048, 1)):
+        yield _features(tokens, sequences, io="bf16")
+    yield _features(4096, 1, io="bf16", head_dim=80)
+    yield _features(4096, 1, io="bf16", checkpoint_step=32)
+    yield _features(4096, 2)
+    yield _features(8192, 8)
 
 
 _DEVICES = (
@@ -170,10 +199,11 @@ def _plans(rows: Sequence[manifest.Row]) -> Iterator[dict[str, Any]]:
             ):
                 groups = 8 if heads % 8 == 0 else 1
                 geometry = Geometry(tokens, sequences, heads, head_dim, groups, d_state)
-                plan = plans.plan(row, "sm_90", geometry)
+                target = "sm_90" if "sm_90" in row.targets else "sm_90a"
+                plan = plans.plan(row, target, geometry)
                 yield {
                     "id": row.id,
-                    "target": "sm_90",
+                    "target": target,
                     "geometry": vars(geometry),
                     "launches": [vars(launch) for launch in plan.launches],
                     "workspace_bytes": plan.workspace_bytes,
@@ -252,12 +282,13 @@ def _batches() -> Iterator[dict[str, Any]]:
 
 
 def document() -> dict[str, Any]:
-    """The vectors: rows, table, and the cases of selection, plans and batches with what Python makes of them."""
+    """Vectors: rows, operand errors, table; cases of selection, plans and batches with what Python makes of each."""
     rows = [row(spec) for spec in SPECS]
     extra = list(plan_rows())
     return {
         "plan_rows": {one.id: {"grid": one.grid, "entries": one.entries} for one in extra},
         "rows": {name: data.decode() for name, data in manifest.files(rows).items()},
+        "operand_errors": {spec.id: spec.operand_error for spec in SPECS},
         "table": table_document(TABLE),
         "selections": list(_selections()),
         "plans": list(_plans([*rows, *extra])),

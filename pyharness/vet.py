@@ -27,10 +27,10 @@ from pyharness.compare import Errors, compare
 from pyharness.device import Device, get, image_target
 from pyharness.errors import DeviceError, NoKernel, SsmError
 from pyharness.families import RecurrentSpec, SelectiveSpec, SsdSpec, UpdateSpec
+from pyharness.figures import device_slug
 from pyharness.oracle import OracleResult, oracle
 from pyharness.peer_suites import DECODE_SUITES, PREFILL_SUITES, Suite
 from pyharness.problem import ScanProblem
-from pyharness.report import device_slug
 from pyharness.scan import ScanResult, scan
 from pyharness.select import Features, mismatch
 from pyharness.spec import Geometry, KernelSpec, parse_id

@@ -245,15 +245,15 @@ class Workload:
     """The arrays of a point on a device: K problems with slots of their own in one pool, in random order.
 
     Inputs are drawn on the host for one problem, and for all of them where that is little; slots repeat the states of
-    one problem. Nothing is zero.
+    one problem. Nothing is zero. `cold` makes K so large that the sets outgrow the L2 cache; else K is 1.
     """
 
-    def __init__(self, device: Device, point: Point, seed: int = 0) -> None:
+    def __init__(self, device: Device, point: Point, seed: int = 0, cold: bool = True) -> None:
         self.device, self.point = device, point
         set_bytes = point.sequences * point.slot_bytes
         if point.job == "prefill":
             set_bytes += point.input_bytes + point.y_bytes
-        self.sets = slot_sets(set_bytes, device.l2_bytes)
+        self.sets = slot_sets(set_bytes, device.l2_bytes) if cold else 1
         self._draw(np.random.default_rng(seed))
         self._place()
 

@@ -9,6 +9,8 @@ from pathlib import Path
 from pyharness import golden
 from pyharness.manifest import Row
 
+_USAGE = ("registers", "static_shared", "local_bytes")
+
 
 def build_driver(folder: Path) -> Path:
     """A folder with a libcuda.so.1 that computes on the CPU."""
@@ -18,13 +20,25 @@ def build_driver(folder: Path) -> Path:
     return folder
 
 
+def _rows(row: Row, entry: str) -> int:
+    """Rows of a block as the stand-in wants them; where a rule has none, what the launch is."""
+    if row.grid["rule"] == "segments" and row.grid["segments"] > 1:
+        return -2 if entry.endswith("_gather") else -3
+    return {"rows": row.grid.get("rows", 0), "padded_rows": 0}.get(row.grid["rule"], -1)
+
+
 def write_facts(path: Path, rows: Iterable[Row], target: str = "sm_90") -> Path:
-    """What FAKECUDA_FACTS names: registers, static shared and local bytes, and rows of a block, by symbol."""
+    """What FAKECUDA_FACTS names, by symbol: registers, static shared and local bytes, threads and rows of a block.
+
+    A kernel that is built for the exact target alone has the facts of that.
+    """
     lines = []
     for row in rows:
-        for entry, usage in row.targets[target].usage.items():
-            rows_of_block = row.grid["rows"] if row.grid["rule"] == "rows" else 0
-            numbers = (usage["registers"], usage["static_shared"], usage["local_bytes"], rows_of_block)
+        image = row.targets.get(target) or row.targets[f"{target}a"]
+        for entry, usage in image.usage.items():
+            # The launch bounds of an entry are the threads that it is launched with.
+            first = entry.endswith("_gather") and row.grid.get("gather_threads")
+            numbers = (*(usage[name] for name in _USAGE), first or row.block, _rows(row, entry))
             lines.append(f"{entry} {' '.join(map(str, numbers))}\n")
     path.write_text("".join(lines))
     return path

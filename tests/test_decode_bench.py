@@ -16,7 +16,8 @@ from pyharness.args import SCAN_ARGS, Flag
 from pyharness.catalogue import CATALOGUE
 from pyharness.errors import DeviceError
 from pyharness.families import RecurrentSpec, UpdateSpec
-from pyharness.report import listing, readme_table
+from pyharness.figures import listing
+from pyharness.readme_tables import readme_table
 from pyharness.select import Device as Target
 from pyharness.select import Features, Table, choose, measured_entries
 from pyharness.spec import Geometry, parse_id
@@ -264,7 +265,8 @@ def test_a_part_of_the_table_keeps_other_points_orders_and_peers(document: dict[
     part = document | {"points": {first.name: asdict(first)}, "rows": [again, row]}
     joined = measure.merged(part, document)
     assert list(joined["points"]) == [first.name, *document["points"]], "in the order of a whole table"
-    assert joined["rows"] == [row, *document["rows"][:2], again, *document["rows"][3:]]
+    dated = [one | {"date": "2026-01-02"} for one in (row, *document["rows"][:2], again, *document["rows"][3:])]
+    assert joined["rows"] == dated
     with pytest.raises(DeviceError, match="stored table has driver '580.1', this run '580.2': measure it whole"):
         measure.merged(document | {"driver": "580.2"}, document)
 

@@ -11,7 +11,7 @@ import pytest
 
 from pyharness import emulator_proof, explain, grades, manifest, select
 from pyharness.errors import DeviceError, ImageError, NoKernel
-from pyharness.families import RecurrentSpec
+from pyharness.families import RecurrentSpec, UpdateSpec
 from pyharness.render import render
 from pyharness.select import Device, Features
 from pyharness.spec import Geometry
@@ -117,11 +117,23 @@ ENTRY = select.Entry(
 def test_an_explanation_has_grade_time_and_runners_up(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     _table(monkeypatch, ENTRY)
     point = {"sequences": 1, "tokens": 4096, "heads": 64, "head_dim": 64, "d_state": 128, "groups": 8}
-    rows = [
-        {"point": "p", "kernel": kernel, "us": {"median": us}}
-        for kernel, us in ((ROW.id, 500.0), ("slow", 900.0), ("slower", 950.0), ("a", 901.0), ("slowest", 999.0))
-    ]
-    rows += [{"point": "other", "kernel": "slow", "us": {"median": 1.0}}, {"point": "p", "kernel": "b", "failed": "x"}]
+    slow, slower, slowest, last = (
+        RecurrentSpec(d_state=128, layout=name).id for name in ("padded", "slices", "interleaved", "block")
+    )
+    far, update = RecurrentSpec(d_state=128, chunk=3).id, UpdateSpec(d_state=128).id
+    times = (
+        (ROW.id, 500.0),
+        (slow, 900.0),
+        (slower, 950.0),
+        (far, 400.0),
+        (slowest, 999.0),
+        (update, 2e3),
+        (last, 2e4),
+    )
+    rows = [{"point": "p", "kernel": kernel, "us": {"median": us}} for kernel, us in times]
+    rows += [{"point": "other", "kernel": slow, "us": {"median": 1.0}}, {"point": "p", "kernel": last, "failed": "x"}]
+    rows += [{"point": "p", "kernel": "another package", "peer": True, "us": {"median": 1.0}}]
+    rows += [{"point": "p", "kernel": slowest, "order": "ascending", "us": {"median": 1.0}}]
     document = {"device": "A card", "points": {"p": point | {"io": "f32", "state": "f32"}}, "rows": rows}
     document["points"]["other"] = document["points"]["p"] | {"tokens": 7}
     (tmp_path / "card").mkdir()
@@ -130,9 +142,15 @@ def test_an_explanation_has_grade_time_and_runners_up(monkeypatch: pytest.Monkey
     assert told.target == "sm_90"
     assert told.grade == grades.stored().grade(ROW, "sm_90")
     assert told.microseconds == 500.0
-    assert [one.id for one in told.runners_up] == ["slow", "a", "slower"]
+    # The three that come next, and the first of each other family.
+    assert [one.id for one in told.runners_up] == [far, slow, slower, update]
+    refused = [one.refused for one in told.runners_up]
+    assert refused[0] == "it is not in the catalogue and runs by its full id alone"
+    assert refused[1:3] == ["", ""]
+    assert "4096" in refused[3], "update is for short sequences"
     text = "\n".join(told.lines())
     assert "reported for this problem on A card" in text
+    assert f"runner-up: {far}, 400.0 us (not taken: it is not in the catalogue" in text
     assert "expected time: 500.0 us for 1 sequences, 4096 tokens, 64 heads x 64 on A card (reported)" in text
     assert f"grade: {told.grade}" in text
     json.dumps(told.document())
@@ -167,3 +185,9 @@ def test_an_invariant_choice_looks_at_the_length_alone(monkeypatch: pytest.Monke
 )
 def test_the_image_of_a_device_is_its_own_or_of_a_lower_minor_or_ptx(target: str, wanted: str) -> None:
     assert explain.image_target(ROW, Device("", target)) == wanted
+
+
+def test_the_image_of_a_kernel_for_an_exact_target_is_that_of_the_device() -> None:
+    exact = next(row for row in manifest.read_all() if set(row.targets) == {"sm_90a"})
+    assert explain.image_target(exact, Device("", "sm_90")) == "sm_90a"
+    assert explain.image_target(exact, Device("", "sm_100")) == ""

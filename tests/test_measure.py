@@ -60,10 +60,11 @@ def test_a_part_of_a_table_replaces_its_rows_and_keeps_the_others() -> None:
     point = Point("decode", 16, 1, True)
     first, second, third = default_kernels(point)[:3]
     stored = {"device": "D", "driver": "1", "compiler": "c", "protocol": "p", "points": {point.name: asdict(point)}}
-    stored["suite"] = "recurrent"
+    stored |= {"suite": "recurrent", "date": "2026-01-02"}
     stored["rows"] = [{"point": point.name, "kernel": kernel, "us": 1} for kernel in (first, third)]
     part = stored | {"rows": [{"point": point.name, "kernel": kernel, "us": 2} for kernel in (third, second)]}
-    rows = merged(part, stored)["rows"]
-    assert [(row["kernel"], row["us"]) for row in rows] == [(first, 1), (second, 2), (third, 2)]
+    rows = merged(part | {"date": "2026-01-03"}, stored)["rows"]
+    found = [(row["kernel"], row["us"], row["date"]) for row in rows]
+    assert found == [(first, 1, "2026-01-02"), (second, 2, "2026-01-03"), (third, 2, "2026-01-03")]
     with pytest.raises(DeviceError, match="stored table has driver '1', this run '2'"):
         merged(part | {"driver": "2"}, stored)

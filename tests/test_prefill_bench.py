@@ -16,8 +16,9 @@ from pyharness.args import SCAN_ARGS
 from pyharness.catalogue import CATALOGUE
 from pyharness.errors import DeviceError, NoKernel
 from pyharness.families import SsdSpec
+from pyharness.figures import listing
 from pyharness.oracle import oracle
-from pyharness.report import listing, readme_table
+from pyharness.readme_tables import readme_table
 from pyharness.select import Device as Target
 from pyharness.select import Features, Table, choose, measured_entries
 from pyharness.spec import Geometry, parse_id

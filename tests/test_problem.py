@@ -191,7 +191,7 @@ MALFORMED: list[tuple[str, dict[str, Any], str]] = [
     ("order with a repeat", {"sequence_order": i32(2, 0, 0)}, "sequence_order: wanted a permutation of 0 to 2"),
     ("order too short", {"sequence_order": i32(0, 1)}, "sequence_order: wanted .sequences = 3."),
     ("key of i64", {"rounding_key": np.array([1, 2])}, "rounding_key: wanted dtype u64"),
-    ("key of three", {"rounding_key": np.zeros(3, np.uint64)}, "rounding_key: wanted .2."),
+    ("key of three", {"rounding_key": np.zeros(3, np.uint64)}, "rounding_key: wanted .seed and step = 2."),
     ("pad slot of float", {"pad_slot": 0.5}, "pad_slot: wanted an integer"),
     ("pad slot of 64 bits", {"pad_slot": 2**31}, "pad_slot: wanted a 32-bit integer"),
 ]

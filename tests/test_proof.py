@@ -35,8 +35,8 @@ def test_runs_of_the_fuzzer_add_up_with_their_failures(tmp_path: Path) -> None:
 
 
 def test_tables_stand_between_their_markers(tmp_path: Path) -> None:
-    row = Row("vllm ssd", "recurrent", 3, 1, 2, 0.123, "case on k", 0.05)
-    nothing = Row("vllm ssd", "update", 3, 0, 3, 0.0, "", 0.0)
+    row = Row("vllm ssd", "recurrent", 4, 1, 2, 1, 0.123, "case on k", 0.05)
+    nothing = Row("vllm ssd", "update", 4, 0, 3, 1, 0.0, "", 0.0)
     peers, fuzz = tmp_path / "peers", tmp_path / "fuzz"
     replay.store("nvidia-h200", [row], {"device": "NVIDIA H200", "driver": "580", "date": "2030-01-02"}, peers)
     replay.store("emulator", [row, nothing], {}, peers)
@@ -46,7 +46,9 @@ def test_tables_stand_between_their_markers(tmp_path: Path) -> None:
     assert proof.write_page(page, peers, fuzz)
     text = page.read_text(encoding="utf-8")
     assert text.startswith("a\n<!-- peers -->\nIn the emulator, in reduced form:\n\n| suite |")
-    assert "| vllm ssd | recurrent | 3 | 1 | 2 | 0.12 | 0.05 |\n| vllm ssd | update | 3 | 0 | 3 |  |  |\n" in text
+    assert (
+        "| vllm ssd | recurrent | 4 | 1 | 2 | 1 | 0.12 | 0.05 |\n| vllm ssd | update | 4 | 0 | 3 | 1 |  |  |\n" in text
+    )
     assert text.index("NVIDIA H200, driver 580, 2030-01-02") > text.index("In the emulator")
     assert "\nold\n" not in text
     assert not proof.write_page(page, peers, fuzz)

@@ -1,185 +1,385 @@
-"""Tables made from stored figures."""
+"""The page of what is stored: whole, by itself, and with the figures of the files that it names."""
 
 from __future__ import annotations
 
+import copy
 import json
-from pathlib import Path
+import math
+import re
+from html.parser import HTMLParser
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 
-from pyharness import manifest
+from pyharness import figures, history, manifest, report
 from pyharness.errors import SsmError
-from pyharness.families import RecurrentSpec
-from pyharness.report import compile_time_sizes, device_slug, goals, listing, readme_table, sample_listing, write_readme
-from pyharness.toolchain import Compiler, Image, Usage
+from pyharness.report import plots, svg, tables
+from pyharness.toolchain import ROOT
 
-TILED, PADDED = RecurrentSpec(d_state=128).id, RecurrentSpec(d_state=128, layout="padded").id
-GENERIC = RecurrentSpec(d_state=0, layout="generic").id
+_VOID = {"meta", "link", "br", "hr", "img", "input"}
 
 
-def row(kernel: str, point: str, median: float, **ceilings: float) -> dict[str, Any]:
-    return {
-        "kernel": kernel,
-        "point": point,
-        "us": {"median": median, "low": median - 1, "high": median + 1},
-        "ceilings": ceilings,
-        "ratio": median / ceilings["us"],
-        "registers": 100,
-        "error": 0.25,
+class Node:
+    """An element: its tag, attributes, children and text."""
+
+    def __init__(self, tag: str, attributes: dict[str, str]) -> None:
+        self.tag, self.attributes = tag, attributes
+        #: Elements and text in their order.
+        self.inside: list[Node | str] = []
+
+    @property
+    def children(self) -> list[Node]:
+        return [one for one in self.inside if isinstance(one, Node)]
+
+    def all(self, tag: str = "", **wanted: str) -> list[Node]:
+        """Elements below, of a tag and with attributes that contain words."""
+        found = []
+        for child in self.children:
+            words = {key.rstrip("_").replace("_", "-"): value for key, value in wanted.items()}
+            if tag in ("", child.tag) and all(v in child.attributes.get(k, "").split() for k, v in words.items()):
+                found.append(child)
+            found += child.all(tag, **wanted)
+        return found
+
+    @property
+    def text(self) -> str:
+        return "".join(one if isinstance(one, str) else one.text for one in self.inside)
+
+
+class Page(HTMLParser):
+    """Elements of a page; an end that closes another element, or none, is an error."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open = [Node("", {})]
+        self.feed(text)
+        self.close()
+        assert [node.tag for node in self.open] == [""], "elements are left open"
+        self.root = self.open[0]
+
+    def handle_starttag(self, tag: str, attrs: Any) -> None:
+        names = [name for name, _ in attrs]
+        assert len(names) == len(set(names)), f"{tag}: an attribute stands twice"
+        node = Node(tag, {name: value or "" for name, value in attrs})
+        self.open[-1].inside.append(node)
+        if tag not in _VOID:
+            self.open.append(node)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop().tag == tag, f"</{tag}> closes another element"
+
+    def handle_data(self, data: str) -> None:
+        self.open[-1].inside.append(data)
+
+
+@pytest.fixture(scope="module")
+def stored() -> report.Stored:
+    return report.read()
+
+
+@pytest.fixture(scope="module")
+def text(stored: report.Stored) -> str:
+    return report.page(stored)
+
+
+@pytest.fixture(scope="module")
+def page(text: str) -> Node:
+    return Page(text).root
+
+
+def table(page: Node, name: str) -> list[dict[str, str]]:
+    """The rows of a table of the page by their titles."""
+    (found,) = page.all("table", data_table=name)
+    titles = [cell.text for cell in found.all("th")]
+    rows = [[cell.text for cell in row.all("td")] for row in found.all("tr")[1:]]
+    return [dict(zip(titles, row, strict=True)) for row in rows]
+
+
+def documents(stored: report.Stored) -> list[dict[str, Any]]:
+    return [doc for one in stored.benches.values() for name, doc in one.items() if name in report.TITLES]
+
+
+# The page by itself.
+
+
+def test_the_page_is_whole_and_its_links_lead_somewhere(page: Node) -> None:
+    names = [node.attributes["id"] for node in page.all() if "id" in node.attributes]
+    assert len(names) == len(set(names))
+    links = [link.attributes["href"] for link in page.all("a")]
+    assert links
+    assert {link.removeprefix("#") for link in links} == {section.attributes["id"] for section in page.all("section")}
+
+
+def test_the_page_asks_for_nothing(text: str, page: Node) -> None:
+    for word in ("http:", "https:", "//cdn", "@import", "url(", "<script", "<iframe", "<img", "src="):
+        assert word not in text, word
+    assert [link.attributes["href"] for link in page.all("link")] == ["data:,"]
+
+
+def test_the_same_files_give_the_same_page(stored: report.Stored, text: str) -> None:
+    assert report.page() == text == report.page(stored)
+
+
+def test_every_figure_says_where_it_comes_from(page: Node) -> None:
+    sources = page.all("details", class_="source")
+    assert len(sources) == len(page.all("table")) + len(page.all("figure"))
+    for source in sources:
+        (summary,) = source.all("summary")
+        assert re.search(r"\d{4}-\d\d-\d\d|no device|emulator", summary.text), summary.text
+        files = [code.text for code in source.all("code")]
+        assert files
+        assert all((ROOT / name).exists() for name in files), files
+        assert len(source.text) > len(summary.text) + len(files[0]) + 20, "the protocol is told"
+
+
+def test_every_suite_has_its_tables_and_the_families_their_plots(page: Node, stored: report.Stored) -> None:
+    for document in documents(stored):
+        assert len(table(page, f"best-{document['suite']}")) == len(document["points"])
+        assert len(table(page, f"all-{document['suite']}")) == len(document["rows"])
+    assert {"ratio", "roofline", "proofs", "sizes"} <= {figure.attributes["data-plot"] for figure in page.all("figure")}
+    drawn = {figure.attributes["data-plot"] for figure in page.all("figure")}
+    assert "update-sequences-0" in drawn, "time over batch"
+    assert "ssd-tokens-0" in drawn, "time over tokens"
+    assert all(len(figure.all("svg", role="img")) == 1 for figure in page.all("figure"))
+    assert all(drawing.attributes["aria-label"] for drawing in page.all("svg"))
+
+
+# Figures.
+
+
+def test_marks_have_the_figures_of_the_files(page: Node, stored: report.Stored) -> None:
+    known = {
+        (row["point"], row["kernel"], str(row["us"]["median"]))
+        for document in documents(stored)
+        for row in document["rows"]
+        if "us" in row
     }
+    marks = [mark.attributes for mark in page.all("circle") if "data-us" in mark.attributes]
+    assert len(marks) > 20
+    for mark in marks:
+        assert (mark["data-point"], mark["data-kernel"], f"{float(mark['data-us'])}") in known, mark
 
 
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    def point(job: str, sequences: int, tokens: int) -> dict[str, Any]:
-        shape = {"heads": 8, "head_dim": 16, "d_state": 32, "groups": 2, "io": "f32", "state": "f32"}
-        return {"job": job, "sequences": sequences, "tokens": tokens, "resume": job == "decode", **shape}
+@pytest.mark.parametrize("name", ["update-sequences-0", "ssd-tokens-0", "roofline"])
+def test_marks_stand_where_the_axes_say(page: Node, name: str) -> None:
+    (figure,) = page.all("figure", data_plot=name)
 
-    document = {
-        "device": "NVIDIA H200",
-        "driver": "580.1",
-        "compiler": "13.0.88",
-        "date": "2026-01-02",
-        "points": {"decode_16x1_f32": point("decode", 16, 1), "prefill_1x4096_f32": point("prefill", 1, 4096)},
-        "rows": [
-            row(PADDED, "prefill_1x4096_f32", 400.0, bytes=40.0, fma=200.0, us=200.0),
-            row(TILED, "prefill_1x4096_f32", 300.0, bytes=40.0, fma=200.0, us=200.0),
-            row(TILED, "decode_16x1_f32", 22.0, slots=20.0, contiguous=19.0, us=20.0),
+    def read(ticks: list[Node], coordinate: str, shift: float, place: float) -> float:
+        """The value at a place, between two ticks of a logarithmic axis."""
+        at = [(float(t.attributes[coordinate]) - shift, math.log(float(t.attributes["data-value"]))) for t in ticks]
+        (first, low), (last, high) = at[0], at[-1]
+        return math.exp(low + (place - first) / (last - first) * (high - low))
+
+    x, y = figure.all("text", class_="x"), figure.all("text", class_="y")
+    x = [tick for tick in x if "data-value" in tick.attributes]
+    marks = figure.all("circle")
+    assert len(x) > 2
+    assert len(y) > 2
+    assert len(marks) > 5
+    for mark in marks:
+        a = mark.attributes
+        # Coordinates are written to a hundredth of a unit.
+        assert read(x, "x", 0, float(a["cx"])) == pytest.approx(float(a["data-x"]), rel=2e-3)
+        assert read(y, "y", 3.5, float(a["cy"])) == pytest.approx(float(a["data-y"]), rel=2e-3)
+
+
+def test_the_best_of_each_point_is_that_of_the_file(page: Node, stored: report.Stored) -> None:
+    for document in documents(stored):
+        shown = table(page, f"best-{document['suite']}")
+        for line, name in zip(shown, document["points"], strict=True):
+            rows = [row for row in document["rows"] if row["point"] == name and "us" in row]
+            ours = [row for row in rows if not row.get("peer") and "order" not in row and "tf32" not in row["kernel"]]
+            peers = [row["us"]["median"] for row in rows if row.get("peer")]
+            best = min(row["us"]["median"] for row in ours)
+            assert line["ours"] == f"{best:.2f}"
+            assert line["best peer"] == (f"{min(peers):.2f}" if peers else "-")
+            assert line["peer / ours"] == (f"{min(peers) / best:.2f}" if peers else "-")
+
+
+def test_wins_and_losses_are_both_shown(page: Node, stored: report.Stored) -> None:
+    (figure,) = page.all("figure", data_plot="ratio")
+    shown = {mark.attributes["data-point"]: mark.attributes for mark in figure.all("circle")}
+    expected = {}
+    for document in documents(stored):
+        for name in document["points"]:
+            rows = [row for row in document["rows"] if row["point"] == name and "us" in row and "order" not in row]
+            ours = [r["us"]["median"] for r in rows if not r.get("peer") and "tf32" not in r["kernel"]]
+            peers = [r["us"]["median"] for r in rows if r.get("peer")]
+            if ours and peers:
+                expected[name] = min(peers) / min(ours)
+    assert {name: float(mark["data-x"]) for name, mark in shown.items()} == pytest.approx(expected, rel=1e-4)
+    for name, ratio in expected.items():
+        assert ("ours" in shown[name]["class"].split()) == (ratio >= 1), name
+    won = sum(ratio >= 1 for ratio in expected.values())
+    facts = [node.text for node in page.all("li")]
+    assert any(f"{won} of {len(expected)} points faster than the best peer" in fact for fact in facts)
+
+
+def test_a_peer_that_did_not_run_is_shown_with_its_reason(page: Node, stored: report.Stored) -> None:
+    for document in documents(stored):
+        shown = [line["did not run"] for line in table(page, f"all-{document['suite']}")]
+        assert shown == [row.get("failed", "") for row in document["rows"]]
+
+
+def test_every_image_is_shown_with_its_proof(page: Node, stored: report.Stored) -> None:
+    shown = {line.pop("kernel"): line for line in table(page, "proofs-by-image")}
+    assert set(shown) == {row.id for row in stored.rows}
+    vetted = {sha for document in stored.vetted.values() for sha in document["images"]}
+    for row in stored.rows:
+        for target, said in shown[row.id].items():
+            if target not in row.targets:
+                assert said == "-"
+            else:
+                assert (said == "device") == (row.targets[target].sha256 in vetted)
+
+
+def test_registers_and_sizes_are_those_of_the_manifest(page: Node, stored: report.Stored) -> None:
+    rows = {row.id: row for row in stored.rows}
+    for line in table(page, "resources-sm_90"):
+        images = rows[line["kernel"]].targets
+        image = images.get("sm_90") or images["sm_90a"]
+        found = {usage["registers"] for usage in image.usage.values()}
+        assert int(line["registers"]) in found
+        assert line["spills"] == "0"
+    shown = {line.pop("kernel"): line for line in table(page, "image-sizes")}
+    total = shown.pop("all")
+    for target, said in total.items():
+        assert int(said) == sum(row.targets[target].bytes for row in stored.rows if target in row.targets)
+    (figure,) = page.all("figure", data_plot="sizes")
+    for target, said in total.items():
+        parts = [part for part in figure.all("rect") if part.attributes["data-target"] == target]
+        assert sum(float(part.attributes["data-value"]) for part in parts) == pytest.approx(int(said) / 2**20, rel=1e-4)
+
+
+# Made figures.
+
+
+def test_several_devices_are_told_apart(stored: report.Stored) -> None:
+    (device, benches), *_ = stored.benches.items()
+    other = {name: copy.deepcopy(document) | {"device": "NVIDIA L4"} for name, document in benches.items()}
+    both = report.Stored(stored.rows, stored.proofs, {device: benches, "NVIDIA L4": other}, stored.vetted)
+    titles = [section.title for section in report.sections(both)]
+    assert len(titles) == len(set(titles))
+    assert f"Decode of Mamba-2, {device}" in titles
+    assert "Decode of Mamba-2, NVIDIA L4" in titles
+
+
+def test_calls_from_go_are_shown_where_there_are_figures(stored: report.Stored) -> None:
+    about = {"device": "NVIDIA L4", "driver": "580.1", "compiler": "13.0.88", "date": "2026-01-02"}
+    beside = [{"kernel": "ssd_a", "point": "prefill", "go_us": 101.5, "pycuda_us": 100.0, "ratio": 1.015}]
+    launch = {"CUDASSMScanLaunch": {"ns/launch": 3500.0}}
+    found = report.Stored(
+        stored.rows, stored.proofs, stored.benches, stored.vetted, [about | {"beside": beside, "benchmarks": launch}]
+    )
+    (section,) = (one for one in report.sections(found) if one.name == "native-nvidia-l4")
+    rows = [[cell.text for cell in row] for item in section.items for row in item.content.rows]  # type: ignore[union-attr]
+    assert rows == [["prefill", "ssd_a", "101.50", "100.00", "1.015"], ["CUDASSMScanLaunch", "3500", "ns/launch"]]
+    empty = report.Stored(stored.rows, stored.proofs, stored.benches, stored.vetted, [about])
+    assert not [one for one in report.sections(empty) if one.name.startswith("native")]
+
+
+def test_whole_models_are_shown_where_there_are_figures(stored: report.Stored) -> None:
+    about = {"device": "NVIDIA L4", "driver": "580.1", "compiler": "13.0.88", "date": "2026-01-02", "model": "a model"}
+    document = about | {
+        "torch": "2",
+        "transformers": "5",
+        "layers": {"linear_attention": 2},
+        "points": {"one": {"sequences": 4, "tokens": 1, "context": 50}},
+        "timings": [
+            {"point": "one", "part": "head", "us": 10.0},
+            {"point": "one", "scan": "ours", "kernel": "k", "scan_us": 5.0, "us": 20.0},
         ],
     }
-    path = tmp_path / "bench" / "nvidia-h200" / "recurrent.json"
-    path.parent.mkdir(parents=True)
-    path.write_text(json.dumps(document), encoding="utf-8")
-    return tmp_path / "bench"
+    found = report.Stored(stored.rows, stored.proofs, stored.benches, stored.vetted, models=[document])
+    (section,) = (one for one in report.sections(found) if one.name == "models-nvidia-l4")
+    (rows,) = ([[cell.text for cell in row] for row in item.content.rows] for item in section.items)  # type: ignore[union-attr]
+    # 10 and two layers of 20: two scans of 5 are 20 %, and 4 tokens in 50 us are 80000 a second.
+    assert rows == [["decode 4 x 1", "ours", "k", "5.0", "20.0", "10.0", "50.0", "20.0 %", "80000"]]
 
 
-def test_the_table_shows_each_figure_beside_its_ceiling(folder: Path) -> None:
-    lines = readme_table("recurrent", folder).splitlines()
-    assert lines[0].startswith("NVIDIA H200, driver 580.1, nvcc 13.0.88, 2026-01-02.")
-    head = lines.index("8 heads x 16 head_dim x 32 d_state, 2 groups, f32, state f32:")
-    assert "cold" in lines[0]
-    assert lines[head + 2] == "| f32 | prefill 1 x 4096, fresh | decode 16 x 1, resumed |"
-    assert f"| `{PADDED}` | 400.0 (2.00x) |  |" in lines
-    assert f"| `{TILED}` | 300.0 (1.50x) | 22.0 (1.10x) |" in lines
-    assert "| ceiling: the states read and written, in slot order |  | 20.0 |" in lines
-    assert "| ceiling: three FP32 instructions a state element and token | 200.0 |  |" in lines
+def test_earlier_figures_stand_beside_what_took_their_place(stored: report.Stored) -> None:
+    benches = next(iter(stored.benches.values()))
+    document = benches["update"]
+    point = next(iter(document["points"]))
+    rows = [row for row in document["rows"] if row["point"] == point]
+    now = min(row["us"]["median"] for row in rows if "peer" not in row and "order" not in row)
+    entry = {"suite": "update", "point": point, "kernel": "old", "us": 2 * now, "date": "2026-01-02"}
+    lines = tables.earlier([entry, entry | {"suite": "gone"}], benches).rows
+    assert [cell.text for cell in lines[0]][-1] == "2.00"
+    assert lines[0][-1].kind == "won"
+    assert [cell.text for cell in lines[1]][-3:] == ["-", "-", "-"]
 
 
-@pytest.fixture
-def rows(tmp_path: Path) -> Path:
-    """A manifest of two kernels, of which the sample listing shows one."""
-    made = []
-    for spec in (RecurrentSpec(d_state=128), RecurrentSpec(d_state=64)):
-        image = Image(spec.id, "sm_90", "cubin", b"bytes", {spec.symbol(): Usage(40, 128, 0, 0, 0)}, "", 0.5)
-        made.append(manifest.make_row(spec, "source", [image], Compiler(Path("nvcc"), "13.0.88", True), (), {}))
-    (tmp_path / "manifest").mkdir()
-    for name, data in manifest.files(made).items():
-        (tmp_path / "manifest" / name).write_bytes(data)
-    return tmp_path / "manifest"
+def test_nothing_stored_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(report, "BENCH", ROOT / "generated" / "nowhere")
+    with pytest.raises(SsmError, match="found none: run invoke bench"):
+        report.read()
 
 
-def test_the_sample_listing_shows_rows_of_the_manifest(rows: Path) -> None:
-    shared = RecurrentSpec(d_state=128).shared_bytes + 128
-    numbers = {"registers": 40, "spills": 0, "shared": shared, "bytes": 5}
-    assert sample_listing(rows) == [{"id": TILED, "target": "sm_90", **numbers}]
+def test_a_line_needs_points_that_differ_in_one_size_alone() -> None:
+    base = {"job": "decode", "tokens": 1, "resume": True, "heads": 16, "io": "bf16"}
+    points = {str(n): base | {"sequences": n} for n in (8, 1, 64)}
+    points |= {"f32": base | {"sequences": 4, "io": "f32"}, "long": base | {"sequences": 2, "lengths": [1, 1]}}
+    (run,) = plots.lines_over({"points": points}, "sequences")
+    assert [point.sequences for point in run] == [1, 8, 64]
+    assert plots.lines_over({"points": points}, "tokens") == []
 
 
-def test_the_readme_gets_what_is_stored_between_its_markers_and_nothing_else(
-    folder: Path, rows: Path, tmp_path: Path
-) -> None:
-    readme = tmp_path / "README.md"
-    listed = "<!-- listing -->\nold\n<!-- /listing -->"
-    readme.write_text(
-        f"a\n<!-- bench:recurrent -->\nold\n<!-- /bench:recurrent -->\nb\n{listed}\nc\n", encoding="utf-8"
-    )
-    assert write_readme("recurrent", readme, folder, rows)
-    text = readme.read_text(encoding="utf-8")
-    assert text.startswith("a\n<!-- bench:recurrent -->\nNVIDIA H200")
-    assert ".\n<!-- /bench:recurrent -->\nb\n<!-- listing -->\n```\nid " in text
-    assert text.endswith("\n```\n<!-- /listing -->\nc\n")
-    assert "\nold\n" not in text
-    assert not write_readme("recurrent", readme, folder, rows)
+def test_labels_keep_their_distance_and_their_order() -> None:
+    assert svg._apart([10, 50, 90], 13, 0, 100) == [10, 50, 90]
+    assert svg._apart([50, 48, 49], 13, 0, 100) == [74, 48, 61]
+    assert svg._apart([99, 98], 13, 0, 100) == [100, 87]
 
 
-def test_goals_stand_beside_what_is_reached(folder: Path) -> None:
-    document = json.loads((folder / "nvidia-h200" / "recurrent.json").read_text(encoding="utf-8"))
-    assert goals(document).endswith(
-        "prefill 0.300 ms, reached; 1.3x as fast as `padded`, not reached; decode 10 % above its ceiling, reached."
-    )
-    document["rows"] = document["rows"][:2]
-    assert goals(document) == "", "without decode there is nothing to say"
+def test_text_is_escaped() -> None:
+    drawn = svg.element("text", {"data-what": 'a "b" <c>'}, "x < y & z")
+    assert drawn == '<text data-what="a &#34;b&#34; &lt;c&gt;">x &lt; y &amp; z</text>'
 
 
-def test_what_compile_time_sizes_gain_is_worked_out(folder: Path) -> None:
-    document = json.loads((folder / "nvidia-h200" / "recurrent.json").read_text(encoding="utf-8"))
-    assert compile_time_sizes(document) == ""
-    document["rows"] += [
-        row(PADDED, "decode_16x1_f32", 60.0, slots=20.0, us=20.0),
-        row(GENERIC, "decode_16x1_f32", 45.0, slots=20.0, us=20.0),
-        row(GENERIC, "prefill_1x4096_f32", 600.0, fma=200.0, us=200.0),
-    ]
-    assert "1.50x the time of `padded` in prefill (600.0 for 400.0 us)" in compile_time_sizes(document)
-    assert "0.75x the time of `padded` in decode (45.0 for 60.0 us)" in compile_time_sizes(document)
+# Looks.
 
 
-def test_mamba1_has_a_line_a_point_and_its_goals(tmp_path: Path) -> None:
-    sizes = {"heads": 8192, "head_dim": 1, "d_state": 16, "groups": 1, "io": "bf16", "state": "f32"}
-    points = {
-        name: {"job": job, "sequences": sequences, "tokens": tokens, "resume": job == "decode", **sizes}
-        for name, job, sequences, tokens in (
-            ("long", "prefill", 1, 4096),
-            ("few", "decode", 16, 1),
-            ("many", "decode", 128, 1),
-        )
-    }
-    states = {"slots": 36.0, "ascending": 35.0, "contiguous": 36.0, "moved": 40.0, "us": 40.0}
-    rows = [
-        row("slow", "long", 400.0, bytes=68.0, fma=69.0, exp=128.0, us=128.0),
-        row("fast", "long", 320.0, bytes=68.0, fma=69.0, exp=128.0, us=128.0),
-        row("theirs", "long", 480.0, us=128.0) | {"peer": True, "error_of_y": 1e-3},
-        row("one", "few", 10.0, slots=6.0, moved=6.5, us=6.5),
-        row("one", "many", 44.0, **states),
-        row("triton (32, 4)", "many", 41.8, **states) | {"peer": True, "error_of_y": 1e-3},
-        {"kernel": "missing", "point": "few", "peer": True, "failed": "it is not built"},
-    ]
-    document = {"device": "NVIDIA H200", "driver": "580.1", "compiler": "13.0.88", "date": "2026-01-02"}
-    path = tmp_path / "nvidia-h200" / "selective.json"
-    path.parent.mkdir()
-    path.write_text(json.dumps(document | {"points": points, "rows": rows}), encoding="utf-8")
-    lines = readme_table("selective", tmp_path).splitlines()
-    assert (
-        "| prefill 1 x 4096, 8192 channels x 16, bf16 sf32 | exponentials 128.0, FP32 69.0, bytes 68.0 | "
-        "320.00 (2.50x) | `fast` | 480.00 | theirs | 1.50 |"
-    ) in lines
-    assert (
-        "| decode 16 x 1, 8192 channels x 16, bf16 sf32 | states 6.0, all bytes 6.5 | 10.00 (1.54x) | `one` | - | - "
-        "| - |"
-    ) in lines
-    text = " ".join(lines)
-    # 16 sequences have 8 MiB of states: no goal is set there.
-    assert "prefill 1.5x as fast as the best peer: 1.50x at the least, reached;" in text
-    assert "decode faster than the best peer: 0.95x at the least, not reached;" in text
-    assert "from 64 MiB of states on: 10 % above it at the most, not reached." in text
-    assert text.endswith("Not run at any point: missing: it is not built")
+def _luminance(colour: str) -> float:
+    parts = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+    linear = [part / 12.92 if part <= 0.03928 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
 
 
-def test_missing_markers_and_missing_figures_are_errors(folder: Path, tmp_path: Path) -> None:
-    readme = tmp_path / "README.md"
-    readme.write_text("no markers\n", encoding="utf-8")
-    with pytest.raises(SsmError, match="<!-- bench:recurrent -->"):
-        write_readme("recurrent", readme, folder)
-    with pytest.raises(SsmError, match="invoke bench"):
-        readme_table("update", folder)
+def test_text_of_every_colour_is_readable_in_both_modes() -> None:
+    style = (report.TEMPLATES / "plot.css").read_text(encoding="utf-8")
+    light, dark = style.split("@media (prefers-color-scheme: dark)")
+    for mode in (light, dark):
+        colours = dict(re.findall(r"--(\w+): (#[0-9a-f]{6})", mode))
+        assert len(colours) == 10
+        for name in ("ink", "muted", "ours", "peer", "third", "fourth", "fifth"):
+            for ground in ("paper", "panel"):
+                bright, dim = sorted((_luminance(colours[name]), _luminance(colours[ground])), reverse=True)
+                # WCAG 2, AA.
+                assert (bright + 0.05) / (dim + 0.05) >= 4.5, f"{name} on {ground}"
 
 
-def test_a_kernel_that_was_not_timed_is_listed_with_its_reason() -> None:
-    timed = row("fast", "decode_16x1_f32", 22.0, slots=20.0, us=20.0)
-    lines = listing([timed, {"kernel": "bad", "point": "decode_16x1_f32", "failed": "it is\nwrong"}])
-    assert (lines[0]["us"], lines[0]["ceiling"], lines[0]["ratio"]) == ("22.00", "20.00", "1.10")
-    assert (lines[1]["us"], lines[1]["note"]) == ("-", "it is wrong")
-    assert lines[0].keys() == lines[1].keys()
+# The README's plots.
 
 
-def test_a_device_names_its_folder() -> None:
-    assert device_slug("NVIDIA RTX PRO 6000 (Blackwell)") == "nvidia-rtx-pro-6000-blackwell"
+def test_the_plots_of_the_readme_are_what_is_stored(stored: report.Stored) -> None:
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    made = report.readme_plots(stored)
+    assert set(made) == {"peers.svg", "prefill.svg"}
+    for name, drawing in made.items():
+        assert (ROOT / "docs" / name).read_text(encoding="utf-8") == drawing, "run invoke bench --readme"
+        assert f'src="docs/{name}"' in readme
+        root = ElementTree.fromstring(drawing)
+        assert root.tag == "{http://www.w3.org/2000/svg}svg"
+        assert "prefers-color-scheme: dark" in drawing
+        assert "var(--ours)" in drawing
+        assert re.findall(r"https?:[^\"]*", drawing) == ["http://www.w3.org/2000/svg"]
+
+
+def test_stored_history_is_of_stored_devices() -> None:
+    for path in history.FOLDER.glob("*.json"):
+        document = json.loads(path.read_text(encoding="utf-8"))
+        assert path == history.path_of(document["device"])
+        assert history.joined([], document["entries"]) == document["entries"], "in order, none twice"
+        assert figures.device_slug(document["device"]) in {one.name for one in figures.BENCH.iterdir()}
+    assert manifest.read_all()

@@ -5,18 +5,20 @@ from __future__ import annotations
 import json
 import logging
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from pyharness.errors import NoKernel
-from pyharness.families import RecurrentSpec
+from pyharness.families import RecurrentSpec, SsdSpec, UpdateSpec
 from pyharness.select import (
     Device,
     Entry,
     Features,
     Table,
     bits,
+    catalogue_ids,
     checked,
     choose,
     committed_table,
@@ -36,6 +38,10 @@ SLICES = RecurrentSpec(d_state=128, layout="slices").id
 OTHER = RecurrentSpec(d_state=64, layout="padded").id
 GENERIC = RecurrentSpec(d_state=0, layout="generic").id
 LOW = RecurrentSpec(d_state=128, io="bf16").id
+SSD = SsdSpec(d_state=128, io="bf16").id
+SPLIT = SsdSpec(d_state=128, precision="split").id
+TF32 = SsdSpec(d_state=128, precision="tf32").id
+UPDATE = UpdateSpec(d_state=128).id
 IDS = (TILED, PADDED, SLICES, OTHER, GENERIC, LOW)
 
 FEATURES = Features(Geometry(tokens=512, sequences=4, heads=64, head_dim=64, groups=8, d_state=128), "f32", "f32")
@@ -94,9 +100,68 @@ def test_ties_go_to_the_smallest_id() -> None:
         assert choose(FEATURES, H200, table=Table(order), ids=IDS).id == min(TILED, PADDED, SLICES)
 
 
+def test_of_the_families_of_a_problem_the_fastest_that_fits_is_taken() -> None:
+    low = replace(FEATURES, io="bf16")
+    rows = (
+        entry(SSD, family="ssd", io="bf16", microseconds=9.0),
+        entry(LOW, io="bf16", microseconds=30.0),
+        entry(LOW, io="bf16", microseconds=1.0, tokens=8192),
+    )
+    ids = (*IDS, SSD)
+    for order in (rows, rows[::-1]):
+        table = Table(order)
+        assert choose(low, H200, table=table, ids=ids).id == SSD
+        near = replace(low, geometry=replace(low.geometry, tokens=600))
+        assert choose(near, H200, table=table, ids=ids).id == SSD
+        # Bound to another family there is no step down: that one's entry is the exact one.
+        chosen = choose(low, H200, family="recurrent", table=table, ids=ids)
+        assert (chosen.id, chosen.steps) == (LOW, ())
+        # Without the kernel there is, and it tells.
+        chosen = choose(low, H200, table=table, ids=IDS)
+        assert chosen.id == LOW
+        passed = f"{SSD}, measured for these sizes, cannot run it: it is not on offer here"
+        assert chosen.steps == (f"a faster kernel was passed over ({passed})",)
+        (step,) = choose(
+            replace(low, geometry=replace(low.geometry, checkpoint_step=3)), H200, table=table, ids=ids
+        ).steps
+        assert "found checkpoint_slots behind a multiple of 3 tokens" in step
+    tied = Table((rows[0], replace(rows[1], microseconds=9.0)))
+    assert choose(low, H200, table=tied, ids=ids).id == min(SSD, LOW)
+
+
+def test_split_operands_are_taken_only_on_the_device_that_measured_them_and_tf32_never() -> None:
+    rows = (
+        entry(TILED, microseconds=30.0),
+        entry(SPLIT, family="ssd", microseconds=9.0),
+        entry(TF32, family="ssd", microseconds=1.0, tokens=1024),
+        entry(TILED, microseconds=60.0, tokens=1024),
+    )
+    table, ids = Table(rows), (*IDS, SPLIT, TF32)
+    assert choose(FEATURES, H200, table=table, ids=ids).id == SPLIT
+    for other in (Device("NVIDIA H100", "sm_90"), Device("", "sm_90"), None):
+        assert choose(FEATURES, other, table=table, ids=ids).id == TILED
+    doubled = replace(FEATURES, geometry=replace(FEATURES.geometry, tokens=1024))
+    assert choose(doubled, H200, table=table, ids=ids).id == TILED
+    assert choose(FEATURES, Device("NVIDIA H100", "sm_90"), family="ssd", table=table, ids=ids).id == SPLIT
+    with pytest.raises(NoKernel, match=r"_split \(it splits f32 operands and was not measured"):
+        choose(FEATURES, Device("NVIDIA H100", "sm_90"), table=table, ids=(SPLIT, TF32))
+
+
+def test_decode_takes_no_entry_of_prefill() -> None:
+    step = replace(FEATURES, geometry=replace(FEATURES.geometry, tokens=32, sequences=4, longest=8))
+    near, far = entry(PADDED, tokens=64), entry(UPDATE, family="update", tokens=1, batch_heads=2**30)
+    for table in (Table((near, far)), Table((far, near))):
+        assert choose(step, H200, table=table, ids=(*IDS, UPDATE)).id == UPDATE
+        longer = replace(step, geometry=replace(step.geometry, longest=9))
+        assert choose(longer, H200, table=table, ids=(*IDS, UPDATE)).id == PADDED
+    chosen = choose(step, H200, table=Table((near,)), ids=IDS)
+    assert chosen.id == TILED
+    assert "no entry of decode with d_state 128, f32, f32 on NVIDIA H200" in chosen.steps
+
+
 def test_this_device_comes_before_an_exact_entry_of_its_kin() -> None:
     kin = entry(SLICES, device="NVIDIA H100")
-    far = entry(PADDED, tokens=1)
+    far = entry(PADDED, tokens=2**30)
     assert choose(FEATURES, H200, table=Table((kin, far)), ids=IDS).id == PADDED
     chosen = choose(FEATURES, H200, table=Table((kin,)), ids=IDS)
     assert chosen.id == SLICES
@@ -226,6 +291,7 @@ def test_a_malformed_document_is_refused() -> None:
         parse_table({"version": 2, "entries": [], "defaults": []})
     with pytest.raises(ValueError, match="two entries"):
         parse_table(table_document(Table((entry(PADDED), entry(SLICES)))))
+    assert len(parse_table(table_document(Table((entry(PADDED), entry(SPLIT, family="ssd"))))).entries) == 2
     with pytest.raises(ValueError, match="source must be one of"):
         parse_table(table_document(Table((entry(PADDED, source="guessed"),))))
 
@@ -238,15 +304,47 @@ def test_the_committed_table_is_what_the_stored_benches_say() -> None:
     assert table_document(fresh) == table_document(table), hint
 
 
-def test_the_fastest_kernel_of_a_stored_point_becomes_its_entry() -> None:
-    point = {"sequences": 2, "tokens": 3, "heads": 5, "head_dim": 7, "d_state": 128, "groups": 1}
-    rows = [
-        {"point": "p", "kernel": PADDED, "us": {"median": 2.0}},
-        {"point": "p", "kernel": SLICES, "us": {"median": 1.5}},
+def bench(rows: list[tuple[str, float]], **point: Any) -> dict[str, Any]:
+    """A stored bench of one point, "p": kernels and their microseconds."""
+    sizes = {"sequences": 2, "tokens": 3, "heads": 5, "head_dim": 7, "d_state": 128, "groups": 1}
+    return {
+        "device": "D",
+        "target": "sm_90",
+        "rows": [{"point": "p", "kernel": kernel, "us": {"median": us}} for kernel, us in rows],
+        "points": {"p": sizes | {"io": "f32", "state": "f32"} | point},
+    }
+
+
+def test_the_fastest_kernel_of_each_family_at_a_stored_point_becomes_an_entry() -> None:
+    update = next(kernel for kernel in catalogue_ids() if kernel.startswith("update_n128_l32_r8_w2_c1_f32"))
+    document = bench([(PADDED, 2.0), (SLICES, 1.5), (update, 1.75)])
+    document["rows"] += [
         {"point": "p", "kernel": TILED, "failed": "why"},
         {"point": "other", "kernel": TILED, "us": {"median": 1.0}},
+        {"point": "p", "kernel": TILED, "us": {"median": 1.0}, "order": "ascending"},
     ]
-    document = {"device": "D", "target": "sm_90", "rows": rows, "points": {"p": point | {"io": "f32", "state": "f32"}}}
-    (found,) = measured_entries([document])
+    found, other = measured_entries([document])
     assert (found.kernel, found.microseconds, found.source) == (SLICES, 1.5, "measured")
     assert (found.batch_heads, found.tokens, found.family) == (10, 6, "recurrent")
+    assert (other.kernel, other.family) == (update, "update")
+
+
+def test_kernels_that_split_have_an_entry_only_where_they_beat_recurrent() -> None:
+    split, tf32 = (
+        next(kernel for kernel in catalogue_ids() if kernel.endswith(f"f32_{word}")) for word in ("split", "tf32")
+    )
+    for rows, wanted in (
+        ([(TILED, 2.0), (split, 1.0), (tf32, 0.5)], {TILED, split}),
+        ([(TILED, 2.0), (split, 2.5)], {TILED}),
+        ([(split, 1.0), (tf32, 0.5)], set()),
+    ):
+        assert {entry.kernel for entry in measured_entries([bench(rows)])} == wanted
+
+
+def test_a_report_gives_way_to_a_measurement_of_its_family(tmp_path: Path) -> None:
+    (tmp_path / "d").mkdir()
+    (tmp_path / "d" / "suite.json").write_text(json.dumps(bench([(PADDED, 2.0)])))
+    sizes = {"heads": 5, "head_dim": 7, "groups": 1, "batch_heads": 10, "tokens": 6, "device": "D"}
+    report, of_another = (entry(TILED, source="reported", family=name, **sizes) for name in ("recurrent", "update"))
+    found = refreshed_table(Table((report, of_another)), tmp_path).entries
+    assert {(one.family, one.source) for one in found} == {("recurrent", "measured"), ("update", "reported")}

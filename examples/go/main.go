@@ -242,13 +242,19 @@ func (k *stack) run() error {
 	if err := decoding.Record(0); err != nil {
 		return err
 	}
+	// The CPU's time is that of the first launches: after many of them the driver's queue is full, and each waits for the GPU.
+	const queued = 256
+	first := max(1, min(k.steps, queued/len(k.layers)))
 	start := time.Now()
+	var launching time.Duration
 	for step := range k.steps {
 		if err := k.step(k.decode, k.decodeBatch, k.prompt+step*k.sequences); err != nil {
 			return err
 		}
+		if step == first-1 {
+			launching = time.Since(start) / time.Duration(first*len(k.layers))
+		}
 	}
-	launching := time.Since(start)
 	if err := events[2].Record(0); err != nil {
 		return err
 	}
@@ -286,7 +292,7 @@ func (k *stack) report(prefill, decode, launching time.Duration) {
 		prefill.Round(time.Microsecond), rate(k.sequences*k.prompt, prefill))
 	fmt.Printf("decode: %d steps of %d sequences in %v: %.0f tokens/s, %.2f us of CPU a launch\n", k.steps, k.sequences,
 		decode.Round(time.Microsecond), rate(k.steps*k.sequences, decode),
-		float64(launching)/float64(time.Microsecond)/float64(max(1, k.steps*len(k.layers))))
+		float64(launching)/float64(time.Microsecond))
 	total := prefill + decode
 	for _, phase := range []struct {
 		name    string
@@ -304,7 +310,12 @@ func (k *stack) report(prefill, decode, launching time.Duration) {
 // reference: the first and the last head, four rows of each.
 func (k *stack) check(found map[int][]float32) error {
 	const rows = 4
-	worst, allowed := 0.0, 0.0
+	worst, allowed, operands := 0.0, 0.0, 0.0
+	for _, plan := range []*ssmscan.Plan{k.prefill, k.decode} {
+		for _, part := range plan.Parts {
+			operands = max(operands, part.Kernel.Row.OperandError())
+		}
+	}
 	l := k.layers[len(k.layers)-1]
 	for _, head := range []int{0, k.heads - 1} {
 		group := head / (k.heads / groups)
@@ -327,7 +338,7 @@ func (k *stack) check(found map[int][]float32) error {
 			p.C = append(p.C, cut(k.c, group*dState, dState)...)
 		}
 		truth := ssmtest.Reference(p)
-		allowed = max(allowed, p.Bound())
+		allowed = max(allowed, p.Bounds()[0]+operands)
 		for token, have := range found {
 			var off, scale float64
 			for row := range rows {

@@ -73,8 +73,10 @@ enum { SSM_MAX_LIMITS = 8, SSM_MAX_ENTRIES = 8, SSM_MAX_IMAGES = 24 };
 // A manifest row.
 typedef struct {
   const char *id, *family, *io, *state;
-  int32_t d_state;     // 0: found at run time
-  int32_t is_default;  // what selection falls back on
+  const char* precision;  // of f32 operands of matrix products: "split", "tf32", or empty
+  double operand_error;   // relative norm of what rounding of the operands of matrix products may cause, else 0
+  int32_t d_state;        // 0: found at run time
+  int32_t is_default;     // what selection falls back on
   int32_t block;
   const char* entries[SSM_MAX_ENTRIES];
   struct {
@@ -87,6 +89,7 @@ typedef struct {
 
 typedef struct {
   const char *device, *target, *io, *state, *kernel, *source;
+  double microseconds;
   int64_t batch_heads, tokens;
   int32_t heads, head_dim, d_state, groups;
 } ssm_entry;
@@ -99,6 +102,7 @@ typedef struct {
 typedef struct {
   const char* name;
   int32_t cuda;  // that a driver must serve: 1000 * major + 10 * minor
+  int32_t ptx;   // the same for PTX, which no older driver of the same major version reads
   const char* min_driver;
 } ssm_lane;
 
@@ -230,10 +234,13 @@ static inline int ssm_takes(const ssm_kernel* kernel, const ssm_problem* p) {
   return 1;
 }
 
+// Whether every sequence is one of decode: by the longest, or by the average length where that is not known.
+static inline int ssm_decode(const ssm_problem* p) { return ssm_longest(&p->sizes) <= 8; }
+
 // What an invariant choice is made for: 16 sequences of 1 token for decode, 1 of 4096 for prefill.
 static inline ssm_problem ssm_invariant(const ssm_problem* p) {
   ssm_problem asked = *p;
-  const int decode = ssm_longest(&p->sizes) <= 8;
+  const int decode = ssm_decode(p);
   asked.sizes.sequences = decode ? 16 : 1;
   asked.sizes.tokens = decode ? 16 : 4096;
   asked.sizes.longest = decode ? 8 : 4096;
@@ -257,31 +264,88 @@ static inline int ssm_same(const ssm_entry* e, const ssm_problem* p) {
          e->batch_heads == (int64_t)g->sequences * g->heads;
 }
 
-// The number of a kernel by its id, -1 where it does not fit.
+static inline int ssm_rounds(const ssm_kernel* kernel, const char* precision) {
+  return strcmp(kernel->precision, precision) == 0;
+}
+
+// The number of a kernel by its id, -1 where it does not fit. One that rounds to tf32 is never selected.
 static inline int ssm_fitting(const ssm_tables* tables, const unsigned char* fits, const char* id) {
   for (int k = 0; tables->kernels[k].id != NULL; k++)
-    if (strcmp(tables->kernels[k].id, id) == 0) return fits[k] ? k : -1;
+    if (strcmp(tables->kernels[k].id, id) == 0) return fits[k] && !ssm_rounds(&tables->kernels[k], "tf32") ? k : -1;
   return -1;
 }
 
-// The best entry of one place, exact or nearest: its kernel, or -1. kin: other devices of the target, else this one.
-static inline int ssm_from_place(const ssm_tables* tables, const ssm_problem* p, const char* device, const char* target,
-                                 const unsigned char* fits, int kin, int exact) {
-  int best = -1, best_distance = 0;
-  for (const ssm_entry* e = tables->entries; e->kernel != NULL; e++) {
-    const int own = strcmp(e->device, device) == 0;
-    if (kin ? own || strcmp(e->target, target) != 0 : !own) continue;
-    if (e->d_state != p->sizes.d_state || strcmp(e->io, p->io) != 0 || strcmp(e->state, p->state) != 0) continue;
-    if (exact && !ssm_same(e, p)) continue;
-    // A report says nothing of kernels that came later.
-    if (!exact && strcmp(e->source, "reported") == 0) continue;
-    const int kernel = ssm_fitting(tables, fits, e->kernel), distance = exact ? 0 : ssm_distance(e, p);
-    if (kernel < 0) continue;
-    if (best < 0 || distance < best_distance ||
-        (distance == best_distance && strcmp(e->kernel, tables->kernels[best].id) < 0)) {
-      best = kernel;
-      best_distance = distance;
-    }
+// Entries for one problem, the fastest first.
+static inline int ssm_faster(const ssm_entry* a, const ssm_entry* b) {
+  if (a->microseconds != b->microseconds) return a->microseconds < b->microseconds;
+  return strcmp(a->kernel, b->kernel) < 0;
+}
+
+// What entries are looked at: those of this device, or of others of its target.
+typedef struct {
+  const ssm_tables* tables;
+  const ssm_problem* problem;
+  const char *device, *target;
+  const unsigned char* fits;
+  int kin;
+} ssm_place;
+
+static inline int ssm_in_place(const ssm_place* place, const ssm_entry* e) {
+  const ssm_problem* p = place->problem;
+  const int own = strcmp(e->device, place->device) == 0;
+  if (place->kin ? own || strcmp(e->target, place->target) != 0 : !own) return 0;
+  return e->d_state == p->sizes.d_state && strcmp(e->io, p->io) == 0 && strcmp(e->state, p->state) == 0;
+}
+
+// The kernel of an entry, -1 where it does not fit. Whether split operands are worth it depends on the device.
+static inline int ssm_kept(const ssm_place* place, const ssm_entry* e) {
+  const int kernel = ssm_fitting(place->tables, place->fits, e->kernel);
+  return kernel >= 0 && place->kin && ssm_rounds(&place->tables->kernels[kernel], "split") ? -1 : kernel;
+}
+
+// The fastest entry of this very problem, and whether a faster one was passed over because its kernel does not fit.
+static inline const ssm_entry* ssm_exact(const ssm_place* place, int* passed) {
+  const ssm_entry *best = NULL, *first = NULL;
+  for (const ssm_entry* e = place->tables->entries; e->kernel != NULL; e++) {
+    if (!ssm_in_place(place, e) || !ssm_same(e, place->problem)) continue;
+    const int kernel = ssm_fitting(place->tables, place->fits, e->kernel);
+    if (kernel < 0 && (first == NULL || ssm_faster(e, first))) first = e;
+    if (ssm_kept(place, e) >= 0 && (best == NULL || ssm_faster(e, best))) best = e;
+  }
+  *passed = best != NULL && first != NULL && ssm_faster(first, best);
+  return best;
+}
+
+// Whether another entry for an entry's problem has a faster kernel that fits.
+static inline int ssm_beaten(const ssm_place* place, const ssm_entry* e) {
+  for (const ssm_entry* f = place->tables->entries; f->kernel != NULL; f++) {
+    if (f->batch_heads == e->batch_heads && f->tokens == e->tokens && f->heads == e->heads &&
+        f->head_dim == e->head_dim && f->groups == e->groups && ssm_in_place(place, f) && ssm_faster(f, e) &&
+        strcmp(f->source, "reported") != 0 && ssm_kept(place, f) >= 0)
+      return 1;
+  }
+  return 0;
+}
+
+// Whether an entry is for decode, by the average length.
+static inline int ssm_decode_entry(const ssm_entry* e) {
+  return ssm_ceil_div(e->tokens * e->heads, e->batch_heads > 1 ? e->batch_heads : 1) <= 8;
+}
+
+// The entry of the nearest problem, of decode or of prefill as the problem is. What was reported says nothing of
+// kernels that came later.
+static inline const ssm_entry* ssm_nearest(const ssm_place* place) {
+  const ssm_entry* best = NULL;
+  int best_distance = 0;
+  for (const ssm_entry* e = place->tables->entries; e->kernel != NULL; e++) {
+    if (!ssm_in_place(place, e) || strcmp(e->source, "reported") == 0 || ssm_kept(place, e) < 0) continue;
+    if (ssm_decode_entry(e) != ssm_decode(place->problem)) continue;
+    const int distance = ssm_distance(e, place->problem);
+    if (best != NULL && distance > best_distance) continue;
+    if (best != NULL && distance == best_distance && strcmp(e->kernel, best->kernel) >= 0) continue;
+    if (ssm_beaten(place, e)) continue;
+    best = e;
+    best_distance = distance;
   }
   return best;
 }
@@ -291,7 +355,8 @@ static inline int ssm_smallest(const ssm_tables* tables, const unsigned char* fi
   int best = -1;
   for (int k = 0; tables->kernels[k].id != NULL; k++) {
     const ssm_kernel* kernel = &tables->kernels[k];
-    if (!fits[k] || (special && kernel->d_state == 0) || (is_default && !kernel->is_default)) continue;
+    if (!fits[k] || kernel->precision[0] != 0) continue;
+    if ((special && kernel->d_state == 0) || (is_default && !kernel->is_default)) continue;
     if (recurrent && strcmp(kernel->family, "recurrent") != 0) continue;
     if (best < 0 || strcmp(kernel->id, tables->kernels[best].id) < 0) best = k;
   }
@@ -303,17 +368,22 @@ static inline int ssm_choose(const ssm_tables* tables, const ssm_problem* p, con
                              const unsigned char* fits, int32_t* steps) {
   *steps = 0;
   for (int kin = device[0] == 0; target[0] != 0 && kin < 2; kin++) {
-    for (int exact = 1; exact >= 0; exact--) {
-      const int found = ssm_from_place(tables, p, device, target, fits, kin, exact);
-      if (found >= 0) return found;
-      ++*steps;
+    const ssm_place place = {tables, p, device, target, fits, kin};
+    int passed;
+    const ssm_entry* found = ssm_exact(&place, &passed);
+    *steps += found == NULL || passed;
+    if (found == NULL) {
+      found = ssm_nearest(&place);
+      *steps += found == NULL;
     }
+    if (found != NULL) return ssm_kept(&place, found);
   }
   int named = -1;
   for (const ssm_default* d = tables->defaults; d->kernel != NULL; d++) {
     if (d->d_state != p->sizes.d_state || strcmp(d->io, p->io) != 0 || strcmp(d->state, p->state) != 0) continue;
     const int kernel = ssm_fitting(tables, fits, d->kernel);
-    if (kernel >= 0 && (named < 0 || strcmp(d->kernel, tables->kernels[named].id) < 0)) named = kernel;
+    if (kernel < 0 || ssm_rounds(&tables->kernels[kernel], "split")) continue;
+    if (named < 0 || strcmp(d->kernel, tables->kernels[named].id) < 0) named = kernel;
   }
   if (named < 0) named = ssm_smallest(tables, fits, 1, 1, 1);
   if (named < 0) named = ssm_smallest(tables, fits, 1, 1, 0);
@@ -456,18 +526,23 @@ static inline unsigned char* ssm_read_image(const char* root, const ssm_kernel* 
   snprintf(path, sizeof path, "%s/images/%s/%s/%s/%s.%s", root, image->lane, image->target, kernel->family, kernel->id,
            image->kind);
   FILE* file = fopen(path, "rb");
-  if (file == NULL) return ssm_fail("kernel %s: no image at %s", kernel->id, path), NULL;
+  if (file == NULL) {
+    ssm_fail("kernel %s: no image at %s", kernel->id, path);
+    return NULL;
+  }
   unsigned char* data = (unsigned char*)malloc((size_t)image->bytes + 1);
   const size_t have = data != NULL ? fread(data, 1, (size_t)image->bytes + 1, file) : 0;
   fclose(file);
   if (data == NULL || have != (size_t)image->bytes) {
     free(data);
-    return ssm_fail("%s: want %lld bytes, have %zu", path, (long long)image->bytes, have), NULL;
+    ssm_fail("%s: want %lld bytes, have %zu", path, (long long)image->bytes, have);
+    return NULL;
   }
   ssm_sha256(data, have, hex);
   if (strcmp(hex, image->sha256) != 0) {
     free(data);
-    return ssm_fail("%s: want sha256 %s, have %s", path, image->sha256, hex), NULL;
+    ssm_fail("%s: want sha256 %s, have %s", path, image->sha256, hex);
+    return NULL;
   }
   data[have] = 0;
   return data;
@@ -519,7 +594,8 @@ static inline int ssm_load_tables(ssm_device* device, const ssm_tables* tables, 
     if (family != NULL && strcmp(kernel->family, family) != 0) continue;
     for (int i = 0; i < SSM_MAX_IMAGES && kernel->images[i].target != NULL; i++) {
       const ssm_image* image = &kernel->images[i];
-      const int fit = ssm_fit(device, image->target, options & SSM_ALLOW_JIT);
+      const int jit = (options & SSM_ALLOW_JIT) && device->driver_version >= lane->ptx;
+      const int fit = ssm_fit(device, image->target, jit);
       if (strcmp(image->lane, lane->name) != 0 || fit <= best_fit || image->dynamic_shared > device->shared_limit)
         continue;
       if ((options & SSM_REQUIRE_PROVEN) && strcmp(image->grade, "device") != 0) continue;
@@ -559,6 +635,11 @@ static inline int ssm_unload(ssm_library* library) {
   return failed;
 }
 
+// Whether a kernel is loaded and takes a problem, to be launched by its number whatever selection says.
+static inline int ssm_can_run(const ssm_library* library, int kernel, const ssm_problem* problem) {
+  return library->image[kernel] >= 0 && ssm_takes(&library->tables->kernels[kernel], problem);
+}
+
 // Picks the kernel for a problem among those that are loaded. invariant looks at the geometry and at the length of the
 // longest sequence alone, so that bits do not change with the batch.
 static inline int ssm_select(const ssm_library* library, const ssm_problem* problem, int invariant,
@@ -567,8 +648,7 @@ static inline int ssm_select(const ssm_library* library, const ssm_problem* prob
   const ssm_problem asked = invariant ? ssm_invariant(problem) : *problem;
   unsigned char fits[SSM_MAX_KERNELS] = {0};
   char target[16];
-  for (int k = 0; tables->kernels[k].id != NULL; k++)
-    fits[k] = library->image[k] >= 0 && ssm_takes(&tables->kernels[k], &asked);
+  for (int k = 0; tables->kernels[k].id != NULL; k++) fits[k] = (unsigned char)ssm_can_run(library, k, &asked);
   ssm_base_target(library->device, target);
   choice->kernel = ssm_choose(tables, &asked, library->device->name, target, fits, &choice->steps);
   if (choice->kernel < 0)

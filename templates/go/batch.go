@@ -3,6 +3,7 @@ package ssmscan
 import (
 	"encoding/binary"
 	"fmt"
+	"math/bits"
 	"strconv"
 )
 
@@ -57,13 +58,17 @@ func (b *Bounds) check() error {
 	return nil
 }
 
-// Part is the launches of one kernel: for every sequence of a batch, or for those of one side of DecodeTokens.
+// Part is the launches of one kernel: for every sequence of a batch, or for those whose tokens are From to To.
 type Part struct {
-	Kernel *Embedded
-	Choice Choice
+	Kernel   *Embedded
+	Choice   Choice
+	From, To int32
 	KernelPlan
 	order int64 // offset of its sequence_order in the blob, -1 where it visits every sequence
 }
+
+// mostParts is how many a plan has: decode, short prompts, long prompts.
+const mostParts = 3
 
 // Plan is how batches within some bounds are run. It is never changed, and serves any number of layers.
 type Plan struct {
@@ -78,8 +83,9 @@ type Plan struct {
 }
 
 // Plan finds how batches are run: a sequence of at most DecodeTokens tokens by the kernel that is best for decode, a longer
-// one by the kernel that is best for prefill. Where that is the same kernel, or the bounds allow no long sequence, the plan
-// has one part; else each kernel visits its own sequences over the same arrays, and nothing is repacked.
+// one by the kernel that is best for a prompt of its length. Where that is one kernel for all lengths, or the bounds allow no
+// long sequence, the plan has one part; else each kernel visits its own sequences over the same arrays, and nothing is
+// repacked.
 func (l *Library) Plan(b Bounds) (*Plan, error) {
 	if err := b.check(); err != nil {
 		return nil, err
@@ -94,41 +100,73 @@ func (l *Library) Plan(b Bounds) (*Plan, error) {
 	if longest == 0 || longest > b.Tokens {
 		longest = b.Tokens
 	}
-	parts := []Problem{b.problem(b.Sequences, b.Tokens, longest)}
+	var err error
 	if longest > DecodeTokens && b.Sequences > 1 {
-		// Any of the sequences may be decode, and one of them may have all the tokens.
-		parts = []Problem{
-			b.problem(b.Sequences, min(b.Tokens, b.Sequences), DecodeTokens), b.problem(1, b.Tokens, longest),
-		}
+		plan.Parts, err = l.split(&b, longest)
+	} else {
+		var choice Choice
+		choice, err = l.Select(b.problem(b.Sequences, b.Tokens, longest), b.Invariant)
+		plan.Parts = []Part{{Choice: choice, To: longest}}
 	}
-	for _, problem := range parts {
-		choice, err := l.Select(problem, b.Invariant)
-		if err != nil {
-			return nil, err
-		}
-		if len(plan.Parts) == 1 && plan.Parts[0].Choice.ID == choice.ID {
-			break
-		}
-		plan.Parts = append(plan.Parts, Part{Kernel: l.kernels[choice.ID], Choice: choice, order: -1})
+	if err != nil {
+		return nil, err
 	}
 	for i := range plan.Parts {
 		part := &plan.Parts[i]
-		geometry := b.problem(b.Sequences, b.Tokens, longest).Geometry
-		if len(plan.Parts) == 2 {
-			if i == 0 {
-				geometry.Longest = DecodeTokens
-			}
+		part.Kernel, part.order = l.kernels[part.Choice.ID], -1
+		if len(plan.Parts) > 1 {
 			// The lists are padded to whole words of 4 bytes after the bytes of resume.
 			part.order = ceilDiv(end, 4)*4 + int64(i)*words
 			plan.BatchBytes = part.order + words
 		}
-		var err error
+		geometry := b.problem(b.Sequences, b.Tokens, part.To).Geometry
 		if part.KernelPlan, err = part.Kernel.Row.Plan(part.Kernel.Target, geometry); err != nil {
 			return nil, err
 		}
 		plan.WorkspaceBytes = max(plan.WorkspaceBytes, part.WorkspaceBytes)
 	}
 	return plan, nil
+}
+
+// split chooses for decode, of which any of the sequences may be, and for a prompt of each length, which may have all the
+// tokens. Long prompts take the choice of the longest, down to the power of two where another begins; short ones take that
+// other.
+func (l *Library) split(b *Bounds, longest int32) ([]Part, error) {
+	var parts []Part
+	add := func(to int32, choice Choice) {
+		if last := len(parts) - 1; last >= 0 && parts[last].Choice.ID == choice.ID {
+			parts[last].To = to
+			return
+		}
+		from := int32(0)
+		if len(parts) > 0 {
+			from = parts[len(parts)-1].To + 1
+		}
+		parts = append(parts, Part{Choice: choice, From: from, To: to})
+	}
+	decode, err := l.Select(b.problem(b.Sequences, min(b.Tokens, b.Sequences), DecodeTokens), b.Invariant)
+	if err != nil {
+		return nil, err
+	}
+	add(DecodeTokens, decode)
+	long, err := l.Select(b.problem(1, longest, longest), b.Invariant)
+	if err != nil {
+		return nil, err
+	}
+	// Lengths with as many binary digits are alike for selection.
+	for from := int32(1) << (bits.Len32(uint32(longest)) - 1); from > DecodeTokens/2; from /= 2 {
+		length := max(from, DecodeTokens+1)
+		choice, err := l.Select(b.problem(1, length, length), b.Invariant)
+		if err != nil {
+			return nil, err
+		}
+		if choice.ID != long.ID {
+			add(min(2*from-1, longest), choice)
+			break
+		}
+	}
+	add(longest, long)
+	return parts, nil
 }
 
 // Batch is the blob of one step: offsets, slots, freshness and the order lists of a plan's parts, which one asynchronous
@@ -175,16 +213,16 @@ func (b *Batch) Set(cuSeqlens, slots []int32, fresh []bool) error {
 	if len(p.Parts) < 2 {
 		return nil
 	}
-	var visited [2]int64
+	var visited [mostParts]int64
 	for i := range count {
 		part := 0
-		if cuSeqlens[i+1]-cuSeqlens[i] > DecodeTokens {
-			part = 1
+		for part < len(p.Parts)-1 && cuSeqlens[i+1]-cuSeqlens[i] > p.Parts[part].To {
+			part++
 		}
 		word.PutUint32(b.blob[p.Parts[part].order+4*visited[part]:], uint32(i))
 		visited[part]++
 	}
-	for part := range visited { // an entry out of range is visited by no one
+	for part := range p.Parts { // an entry out of range is visited by no one
 		for i := visited[part]; i < int64(p.Sequences); i++ {
 			word.PutUint32(b.blob[p.Parts[part].order+4*i:], ^uint32(0))
 		}

@@ -3,6 +3,7 @@ package ssmscan
 import (
 	"encoding/binary"
 	"errors"
+	"fmt"
 	"math"
 	"slices"
 	"testing"
@@ -35,8 +36,12 @@ func words(blob []byte, offset int64, count int) []int32 {
 
 func TestAMixedBatchIsSplitByLength(t *testing.T) {
 	plan := planned(t, nano)
-	if len(plan.Parts) != 2 || plan.Parts[0].Kernel.Row.Family != "update" || plan.Parts[1].Kernel.Row.Family != "recurrent" {
-		t.Fatalf("want an update part and a recurrent part, have %+v", plan.Parts)
+	if len(plan.Parts) != 2 || plan.Parts[0].Kernel.Row.Family != "update" || plan.Parts[1].Kernel.Row.Family != "ssd" {
+		t.Fatalf("want an update part and an ssd part, have %+v", plan.Parts)
+	}
+	// 64 tokens fill at most a chunk of 64 and a part of one for each of 4 sequences, and each keeps 64 heads' states.
+	if parts := plan.Parts; len(parts[0].Launches) != 1 || len(parts[1].Launches) != 2 || plan.WorkspaceBytes < 5*64*64*128*4 {
+		t.Errorf("want a launch, then two with a workspace, have %+v", plan)
 	}
 	batch := plan.NewBatch(9)
 	// 1 token, 20 tokens fresh, 8 tokens: decode, prefill, decode; the fourth entry is not used.
@@ -79,6 +84,37 @@ func TestAMixedBatchIsSplitByLength(t *testing.T) {
 	}
 }
 
+func TestShortAndLongPromptsHavePartsOfTheirOwn(t *testing.T) {
+	bounds := nano
+	bounds.Tokens, bounds.Sequences, bounds.IO = 9000, 6, BF16
+	plan := planned(t, bounds)
+	// The vectors' table has recurrent at 256 tokens and ssd at 4096; 1024 is as far from both, and recurrent is the smaller id.
+	var have []string
+	for _, part := range plan.Parts {
+		have = append(have, fmt.Sprintf("%s %d to %d", part.Kernel.Row.Family, part.From, part.To))
+	}
+	if want := []string{"update 0 to 8", "recurrent 9 to 2047", "ssd 2048 to 9000"}; !slices.Equal(have, want) {
+		t.Fatalf("want %q, have %q", want, have)
+	}
+	batch := plan.NewBatch(6)
+	if err := batch.Set([]int32{0, 2048, 2049, 2058, 2066, 4113}, []int32{0, 1, 2, 3, 4}, make([]bool, 5)); err != nil {
+		t.Fatal(err)
+	}
+	for i, want := range [][]int32{{1, 3, -1, -1, -1, -1}, {2, 4, -1, -1, -1, -1}, {0, -1, -1, -1, -1, -1}} {
+		if have := words(batch.Bytes(), plan.Parts[i].order, 6); !slices.Equal(have, want) {
+			t.Errorf("part %d: want sequences %v, have %v", i, want, have)
+		}
+	}
+	bounds.Invariant = true
+	if parts := planned(t, bounds).Parts; len(parts) != 2 || parts[1].From != 9 || parts[1].To != 9000 {
+		t.Errorf("invariant: want all prompts in one part, have %+v", parts)
+	}
+	bounds.Invariant, bounds.Longest = false, 300
+	if parts := planned(t, bounds).Parts; len(parts) != 2 || parts[1].Kernel.Row.Family != "recurrent" || parts[1].To != 300 {
+		t.Errorf("at most 300 tokens: want prompts in one recurrent part, have %+v", parts)
+	}
+}
+
 func TestAPlanOfShortSequencesHasOnePart(t *testing.T) {
 	bounds := nano
 	bounds.Longest = 2
@@ -92,8 +128,12 @@ func TestAPlanOfShortSequencesHasOnePart(t *testing.T) {
 	}
 	bounds = nano
 	bounds.Sequences = 1
+	if plan := planned(t, bounds); len(plan.Parts) != 1 || plan.Parts[0].Kernel.Row.Family != "ssd" {
+		t.Errorf("one sequence: want one ssd part, have %+v", plan.Parts)
+	}
+	bounds.HeadDim = 80
 	if plan := planned(t, bounds); len(plan.Parts) != 1 || plan.Parts[0].Kernel.Row.Family != "recurrent" {
-		t.Errorf("one sequence: want one recurrent part, have %+v", plan.Parts)
+		t.Errorf("one sequence, head_dim 80: want one recurrent part, have %+v", plan.Parts)
 	}
 }
 
@@ -146,6 +186,7 @@ func TestPlanAndLaunchSayWhatIsMalformed(t *testing.T) {
 	plan := planned(t, nano)
 	good := ScanArgs{
 		X: 256, Y: 256, DT: 256, A: 256, B: 256, C: 256, State: 256, YStride: 64 * 64, StateStride: 64 * 64 * 128, Slots: 4,
+		Workspace: 256, WorkspaceBytes: plan.WorkspaceBytes,
 	}
 	if err := plan.refuse(&good, 512); err != nil {
 		t.Errorf("a good call: want no error, have %v", err)
@@ -157,6 +198,7 @@ func TestPlanAndLaunchSayWhatIsMalformed(t *testing.T) {
 		"y_stride":     func(a *ScanArgs, _ *uint64) { a.YStride-- },
 		"x_stride":     func(a *ScanArgs, _ *uint64) { a.XStride = -1 },
 		"state_stride": func(a *ScanArgs, _ *uint64) { a.StateStride-- },
+		"workspace":    func(a *ScanArgs, _ *uint64) { a.WorkspaceBytes-- },
 		"slots":        func(a *ScanArgs, _ *uint64) { a.Slots = math.MinInt64 },
 	} {
 		args, batch := good, uint64(512)

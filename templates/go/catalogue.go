@@ -51,6 +51,7 @@ func (p Proof) String() string {
 type Lane struct {
 	Name      string `json:"-"`
 	CUDA      int    `json:"cuda"` // the CUDA version that a driver must serve: 1000 * major + 10 * minor
+	PTX       int    `json:"ptx"`  // the same for PTX, which no older driver of the same major version reads
 	MinDriver string `json:"min_driver"`
 	Compiler  string `json:"compiler"`
 }

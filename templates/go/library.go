@@ -65,7 +65,7 @@ func OpenImages(gpu GPU, options Options, images ...Images) (*Library, error) {
 		best := map[string]int{}
 		for _, set := range images {
 			if set.Lane == lane.Name {
-				if err := library.add(set, options, best); err != nil {
+				if err := library.add(lane, set, options, best); err != nil {
 					return nil, err
 				}
 			}
@@ -110,12 +110,15 @@ func (c *Catalogue) loadable(gpu GPU, images []Images) ([]Lane, error) {
 func version(cuda int) string { return fmt.Sprintf("%d.%d", cuda/1000, cuda%1000/10) }
 
 // add takes the images of one set that fit better than what the lane gave so far.
-func (l *Library) add(set Images, options Options, best map[string]int) error {
-	fit := l.GPU.fit(set.Target, options.AllowJIT)
+func (l *Library) add(lane Lane, set Images, options Options, best map[string]int) error {
+	reads := l.GPU.DriverVersion == 0 || l.GPU.DriverVersion >= lane.PTX
+	fit := l.GPU.fit(set.Target, options.AllowJIT && reads)
 	if fit == 0 {
 		reason := ""
 		if strings.HasPrefix(set.Target, "compute_") && !options.AllowJIT {
 			reason = ", which is PTX and taken only with AllowJIT"
+		} else if strings.HasPrefix(set.Target, "compute_") && !reads {
+			reason = fmt.Sprintf(", which is PTX: the driver has to serve CUDA %s, it serves %s", version(lane.PTX), version(l.GPU.DriverVersion))
 		}
 		l.refused = append(l.refused, fmt.Sprintf("%s for %s%s", set.Family, set.Target, reason))
 		return nil
@@ -177,24 +180,14 @@ func (l *Library) Select(p Problem, invariant bool) (Choice, error) {
 	if invariant {
 		asked = p.invariant()
 	}
-	fitting := map[string]*Row{}
-	var reasons []string
-	for _, id := range slices.Sorted(maps.Keys(l.kernels)) {
-		kernel := l.kernels[id]
-		reason := kernel.Row.Refusal(asked)
-		if reason == "" {
-			reason = l.unusable(kernel)
-		}
-		if reason == "" {
-			fitting[id] = kernel.Row
-		} else {
-			reasons = append(reasons, fmt.Sprintf("%s (%s)", id, reason))
-		}
+	on := newOffer()
+	for _, kernel := range l.kernels {
+		on.add(kernel.Row, asked, l.unusable(kernel))
 	}
-	if len(fitting) == 0 {
-		return Choice{}, &NoKernelError{p.String(), l.GPU.String(), append(reasons, l.refused...)}
+	choice, ok := l.catalogue.table.choose(asked, l.GPU.Name, l.GPU.baseTarget(), on)
+	if !ok {
+		return Choice{}, &NoKernelError{p.String(), l.GPU.String(), append(on.reasons(), l.refused...)}
 	}
-	choice := l.catalogue.table.choose(asked, l.GPU.Name, l.GPU.baseTarget(), fitting)
 	choice.Proof = l.kernels[choice.ID].Proof
 	return choice, nil
 }

@@ -139,6 +139,19 @@ func (r *Row) Refusal(p Problem) string {
 	return ""
 }
 
+// OperandError is the relative norm of the error that rounding of what a kernel multiplies may cause, in one head of one
+// sequence or slot, beyond that of f32 arithmetic: 0 but for matrix products, which are ssd's.
+func (r *Row) OperandError() float64 {
+	if r.Family != "ssd" {
+		return 0
+	}
+	operand := r.Spec.Precision
+	if operand == "" {
+		operand = string(r.Spec.IO)
+	}
+	return map[string]float64{"bf16": 0x1p-7, "f16": 0x1p-10, "tf32": 0x1p-10, "split": 0x1p-15}[operand]
+}
+
 // check compares an image with what the row says of it for a target, and the row with this package.
 func (r *Row) check(target string, image []byte) (*Image, error) {
 	if err := r.CheckLayout(); err != nil {

@@ -3,6 +3,7 @@ package ssmscan
 import (
 	"encoding/json"
 	"fmt"
+	"maps"
 	"math/bits"
 	"slices"
 )
@@ -25,9 +26,12 @@ func (p Problem) batchHeads() int64 { return int64(p.Sequences) * int64(p.Heads)
 // DecodeTokens is the length up to which a sequence is decode: a mixed batch is split there.
 const DecodeTokens = 8
 
+// decode says whether every sequence is one of decode: by the longest, or by the average length where that is not known.
+func (p Problem) decode() bool { return p.longest() <= DecodeTokens }
+
 // invariant is what an invariant choice is made for: 16 sequences of 1 token for decode, 1 of 4096 for prefill.
 func (p Problem) invariant() Problem {
-	if p.longest() <= DecodeTokens {
+	if p.decode() {
 		p.Sequences, p.Tokens, p.Longest = 16, 16, DecodeTokens
 	} else {
 		p.Sequences, p.Tokens, p.Longest = 1, 4096, 4096
@@ -35,7 +39,7 @@ func (p Problem) invariant() Problem {
 	return p
 }
 
-// entry is one line of the selection table: the kernel that was best for a problem on a device.
+// entry is one line of the selection table: the kernel of a family that was best for a problem on a device.
 type entry struct {
 	Device     string  `json:"device"`
 	Target     string  `json:"target"`
@@ -99,6 +103,24 @@ func (e *entry) same(p Problem) bool {
 		e.BatchHeads == p.batchHeads() && e.Tokens == int64(p.Tokens)
 }
 
+// decode says whether the entry is for decode, by the average length.
+func (e *entry) decode() bool {
+	return ceilDiv(e.Tokens*int64(e.Geometry.Heads), max(e.BatchHeads, 1)) <= DecodeTokens
+}
+
+// sameProblem says whether two entries are for one problem, each on its device.
+func (e *entry) sameProblem(other *entry) bool {
+	return e.Geometry == other.Geometry && e.BatchHeads == other.BatchHeads && e.Tokens == other.Tokens
+}
+
+// faster orders entries for one problem.
+func (e *entry) faster(other *entry) bool {
+	if e.Micros != other.Micros {
+		return e.Micros < other.Micros
+	}
+	return e.Kernel < other.Kernel
+}
+
 // Choice is the kernel that was selected, why, and every step down on the way to it.
 type Choice struct {
 	ID    string
@@ -107,31 +129,79 @@ type Choice struct {
 	Proof Proof
 }
 
-// choose picks among rows that fit, by the rule that pyharness/select.py states. device and target are those of the GPU.
-func (t *table) choose(p Problem, device, target string, fitting map[string]*Row) Choice {
-	var steps []string
-	if target != "" {
-		if found, ok := t.fromEntries(p, device, target, fitting, &steps); ok {
-			found.Steps = steps
-			return found
-		}
+// offer is what selection picks from: the rows that fit a problem, and why the others do not.
+type offer struct {
+	fitting map[string]*Row
+	unfit   map[string]string
+}
+
+// add puts a row where it belongs; reason says why it does not fit, besides what its own sizes say.
+func (o *offer) add(row *Row, p Problem, reason string) {
+	if refusal := row.Refusal(p); refusal != "" {
+		reason = refusal
+	} else if reason == "" && row.Spec.Precision == "tf32" {
+		reason = "it rounds f32 operands to tf32 and runs by its full id alone"
 	}
-	found := t.fromDefaults(p, fitting, &steps)
-	found.Steps = steps
+	if reason == "" {
+		o.fitting[row.ID] = row
+	} else {
+		o.unfit[row.ID] = reason
+	}
+}
+
+func newOffer() *offer { return &offer{map[string]*Row{}, map[string]string{}} }
+
+// fits says whether an entry's kernel does.
+func (o *offer) fits(e *entry) bool { return o.fitting[e.Kernel] != nil }
+
+func (o *offer) reason(e *entry) string {
+	if reason := o.unfit[e.Kernel]; reason != "" {
+		return reason
+	}
+	return "it is not on offer here"
+}
+
+// reasons tells all of them, in the order of ids.
+func (o *offer) reasons() []string {
+	var found []string
+	for _, id := range slices.Sorted(maps.Keys(o.unfit)) {
+		found = append(found, fmt.Sprintf("%s (%s)", id, o.unfit[id]))
+	}
 	return found
 }
 
-func (t *table) fromEntries(p Problem, device, target string, fitting map[string]*Row, steps *[]string) (Choice, bool) {
+// choose picks by the rule that pyharness/select.py states; false if nothing fits. device and target are those of the GPU.
+func (t *table) choose(p Problem, device, target string, on *offer) (Choice, bool) {
+	var steps []string
+	found, ok := Choice{}, false
+	if target != "" {
+		found, ok = t.fromEntries(p, device, target, on, &steps)
+	}
+	// Whether split operands are worth it depends on the device: its own entries say so.
+	for id, row := range on.fitting {
+		if row.Spec.Precision == "split" && !ok {
+			delete(on.fitting, id)
+			on.unfit[id] = "it splits f32 operands and was not measured to be faster than recurrent on this device"
+		}
+	}
+	if !ok && len(on.fitting) > 0 {
+		found, ok = t.fromDefaults(p, on.fitting, &steps), true
+	}
+	found.Steps = steps
+	return found, ok
+}
+
+func (t *table) fromEntries(p Problem, device, target string, on *offer, steps *[]string) (Choice, bool) {
 	var own, kin []*entry
 	for i := range t.Entries {
 		e := &t.Entries[i]
-		if !e.alike(p) || fitting[e.Kernel] == nil {
+		if !e.alike(p) {
 			continue
 		}
 		if e.Device == device {
 			own = append(own, e)
-		} else if e.Target == target && fitting[e.Kernel].Spec.Precision != "split" {
-			kin = append(kin, e) // whether split operands are worth it depends on the device
+		} else if e.Target == target && !(on.fits(e) && on.fitting[e.Kernel].Spec.Precision == "split") {
+			kin = append(kin, e)
 		}
 	}
 	places := []struct {
@@ -144,18 +214,24 @@ func (t *table) fromEntries(p Problem, device, target string, fitting map[string
 	for _, place := range places {
 		var best *entry
 		for _, e := range place.rows {
-			if e.same(p) && (best == nil || e.Kernel < best.Kernel) {
+			if e.same(p) && on.fits(e) && (best == nil || e.faster(best)) {
 				best = e
 			}
 		}
+		passed := ""
+		for _, e := range place.rows {
+			if e.same(p) && !on.fits(e) && (best == nil || e.faster(best)) {
+				passed += fmt.Sprintf("; %s, %s for these sizes, cannot run it: %s", e.Kernel, e.Source, on.reason(e))
+			}
+		}
 		if best != nil {
+			if passed != "" {
+				*steps = append(*steps, "a faster kernel was passed over"+passed)
+			}
 			return Choice{ID: best.Kernel, Why: best.Source + " for this problem on " + best.Device}, true
 		}
-		*steps = append(*steps, "no entry for this problem on "+place.where)
-		for _, e := range place.rows {
-			if e.Source == "reported" { // it says nothing of kernels that came later
-				continue
-			}
+		*steps = append(*steps, "no entry for this problem on "+place.where+passed)
+		for _, e := range fastestOfEach(place.rows, on, p.decode()) {
 			if best == nil || e.distance(p) < best.distance(p) ||
 				e.distance(p) == best.distance(p) && e.Kernel < best.Kernel {
 				best = e
@@ -165,9 +241,31 @@ func (t *table) fromEntries(p Problem, device, target string, fitting map[string
 			why := fmt.Sprintf("%s on %s for the nearest problem, %d octaves away", best.Source, best.Device, best.distance(p))
 			return Choice{ID: best.Kernel, Why: why}, true
 		}
-		*steps = append(*steps, fmt.Sprintf("no entry with d_state %d, %s, %s on %s", p.DState, p.IO, p.State, place.where))
+		kind := "prefill"
+		if p.decode() {
+			kind = "decode"
+		}
+		*steps = append(*steps, fmt.Sprintf("no entry of %s with d_state %d, %s, %s on %s", kind, p.DState, p.IO, p.State, place.where))
 	}
 	return Choice{}, false
+}
+
+// fastestOfEach is, of the entries of decode or of those of prefill whose kernel fits, the fastest for each problem. What
+// was reported is not among them: it says nothing of kernels that came later.
+func fastestOfEach(entries []*entry, on *offer, decode bool) []*entry {
+	var found []*entry
+	for _, e := range entries {
+		if !on.fits(e) || e.Source == "reported" || e.decode() != decode {
+			continue
+		}
+		i := slices.IndexFunc(found, e.sameProblem)
+		if i < 0 {
+			found = append(found, e)
+		} else if e.faster(found[i]) {
+			found[i] = e
+		}
+	}
+	return found
 }
 
 func (t *table) fromDefaults(p Problem, fitting map[string]*Row, steps *[]string) Choice {

@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 	"testing/fstest"
@@ -16,8 +17,9 @@ type vectors struct {
 		Grid    GridRule
 		Entries []string
 	} `json:"plan_rows"`
-	Table      json.RawMessage
-	Selections []struct {
+	OperandErrors map[string]float64 `json:"operand_errors"` // by id
+	Table         json.RawMessage
+	Selections    []struct {
 		Problem Problem
 		Device  *struct {
 			Name, Target string
@@ -58,7 +60,7 @@ func readShared(t *testing.T) (*vectors, *Catalogue, []Images) {
 		t.Fatal(err)
 	}
 	folder := fstest.MapFS{
-		"lanes.json":     {Data: []byte(`{"cuda13": {"cuda": 13000, "min_driver": "580", "compiler": "13.0.88"}}`)},
+		"lanes.json":     {Data: []byte(`{"cuda13": {"cuda": 13000, "ptx": 13000, "min_driver": "580", "compiler": "13.0.88"}}`)},
 		"proofs.json":    {Data: []byte(`{"images": {}, "sources": {}}`)},
 		"selection.json": {Data: found.Table},
 	}
@@ -96,16 +98,11 @@ func TestSelectionAgreesWithPython(t *testing.T) {
 			problem = problem.invariant()
 		}
 		if test.Device == nil {
-			fitting := map[string]*Row{}
-			for id, row := range catalogue.rows[vectorLane] {
-				if row.Refusal(problem) == "" {
-					fitting[id] = row
-				}
+			on := newOffer()
+			for _, row := range catalogue.rows[vectorLane] {
+				on.add(row, problem, "")
 			}
-			have := Choice{}
-			if len(fitting) > 0 {
-				have = catalogue.table.choose(problem, "", "", fitting)
-			}
+			have, _ := catalogue.table.choose(problem, "", "", on)
 			if have.ID != test.ID || len(have.Steps) != test.Steps {
 				t.Errorf("%s: want %q after %d steps, have %q after %q", name, test.ID, test.Steps, have.ID, have.Steps)
 			}
@@ -126,6 +123,18 @@ func TestSelectionAgreesWithPython(t *testing.T) {
 		}
 		if have.ID != test.ID || len(have.Steps) != test.Steps {
 			t.Errorf("%s: want %q after %d steps, have %q after %q (%v)", name, test.ID, test.Steps, have.ID, have.Steps, err)
+		}
+	}
+}
+
+func TestOperandErrorsAgreeWithPython(t *testing.T) {
+	shared, catalogue, _ := readShared(t)
+	if len(shared.OperandErrors) != len(catalogue.IDs(vectorLane)) {
+		t.Errorf("want the operand error of each of %d kernels, have %d", len(catalogue.IDs(vectorLane)), len(shared.OperandErrors))
+	}
+	for id, want := range shared.OperandErrors {
+		if have := catalogue.Row(vectorLane, id).OperandError(); have != want {
+			t.Errorf("%s: want %v, have %v", id, want, have)
 		}
 	}
 }
@@ -157,6 +166,15 @@ func TestPlansAgreeWithPython(t *testing.T) {
 		if fmt.Sprint(have) != fmt.Sprint(want) {
 			t.Errorf("%s at %+v: want %+v, have %+v", test.ID, test.Geometry, want, have)
 		}
+	}
+}
+
+func TestEachEntryHasTheThreadsOfItsOwnLaunch(t *testing.T) {
+	_, catalogue, _ := readShared(t)
+	row := catalogue.Row(vectorLane, "ssd_n128_p64_r16_w8_c64_t8_bf16_sf32_sm90a")
+	// The second launch writes y with as many warps again: 8 warps in all, 4 in the first.
+	if have := row.threads("sm_90a"); !slices.Equal(have, []int{128, 256}) {
+		t.Errorf("%v: want blocks of 128 and 256 threads, have %v", row.Entries, have)
 	}
 }
 
@@ -210,8 +228,12 @@ func TestOpeningTakesTheBestImageAndRefusesWhatIsNotProven(t *testing.T) {
 			continue
 		}
 		for _, kernel := range library.Kernels() {
-			if kernel.Target != test.want {
-				t.Errorf("%d.%d: %s: want the image for %s, have that for %s", test.major, test.minor, kernel.Row.ID, test.want, kernel.Target)
+			want := test.want
+			if _, exact := kernel.Row.Targets[want+"a"]; exact {
+				want += "a"
+			}
+			if kernel.Target != want {
+				t.Errorf("%d.%d: %s: want the image for %s, have that for %s", test.major, test.minor, kernel.Row.ID, want, kernel.Target)
 			}
 		}
 	}
@@ -276,6 +298,25 @@ func TestTheLaneIsTheNewestThatTheDriverLoads(t *testing.T) {
 	if _, err := OpenImages(GPU{Major: 9, DriverVersion: 11080}, Options{Catalogue: catalogue}, images...); !errors.As(err, &old) ||
 		!strings.Contains(old.Want, "CUDA 12.0") {
 		t.Errorf("CUDA 11.8: want a DriverTooOldError that asks for CUDA 12.0, have %v", err)
+	}
+}
+
+func TestPTXIsTakenOnlyWhereTheDriverReadsIt(t *testing.T) {
+	_, catalogue, _ := readShared(t)
+	id := catalogue.IDs(vectorLane)[0]
+	row := catalogue.Row(vectorLane, id)
+	row.Targets = map[string]Image{"compute_80": row.Targets["sm_90"]}
+	ptx := row.Targets["compute_80"]
+	ptx.Kind = "ptx"
+	row.Targets["compute_80"] = ptx
+	catalogue.lanes[0].CUDA, catalogue.lanes[0].PTX = 12000, 12090
+	set := Images{vectorLane, "compute_80", row.Family, fstest.MapFS{id + ".ptx": {Data: []byte(id + " for sm_90")}}}
+	for driver, taken := range map[int]bool{12080: false, 12090: true, 13000: true, 0: true} {
+		_, err := OpenImages(GPU{Major: 9, DriverVersion: driver}, Options{Catalogue: catalogue, AllowJIT: true}, set)
+		var none *NoKernelError
+		if taken && err != nil || !taken && (!errors.As(err, &none) || !strings.Contains(err.Error(), "has to serve CUDA 12.9, it serves 12.8")) {
+			t.Errorf("CUDA %d: want PTX of CUDA 12.9 taken, %v, have %v", driver, taken, err)
+		}
 	}
 }
 

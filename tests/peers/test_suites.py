@@ -9,27 +9,35 @@ import numpy as np
 import pytest
 
 from pyharness import ScanProblem, replay, scan
+from pyharness.families import FAMILIES
 from pyharness.oracle import oracle
-from pyharness.peer_suites import SUITES, Suite
+from pyharness.peer_suites import SUITES, Suite, suite
 from pyharness.replay import EMULATOR, Row
 from pyharness.scan import ScanResult
-from pyharness.variants import REPLAYED
 
+#: Kernels of a suite that run here, of families whose kernels take long to compile; `invoke peers` runs all.
+MOST_KERNELS = {"selective": 4, "ssd": 2}
 STALE = "run `invoke peers` and commit generated/peers and docs/proof.md"
 
 
-@pytest.mark.parametrize("family", REPLAYED)
+@pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("each", SUITES, ids=lambda each: each.key.replace(" ", "-"))
 def test_a_suite_passes_and_is_stored_as_it_comes_out(each: Suite, family: str) -> None:
-    row, failed = replay.replay_suite(each, family, EMULATOR)
+    most_kernels = MOST_KERNELS.get(family, 0)
+    row, failed = replay.replay_suite(each, family, EMULATOR, most_kernels)
     assert failed == []
     assert row.ok
     stored = {(r.suite, r.family): r for r in replay.read(replay.stored_path(EMULATOR))}
     assert (each.key, family) in stored, STALE
     known = stored[each.key, family]
-    assert (row.cases, row.passed, row.no_kernel) == (known.cases, known.passed, known.no_kernel), STALE
+    assert (row.no_kernel, row.too_tight) == (known.no_kernel, known.too_tight), STALE
     # Another libm rounds another bit here and there.
-    assert row.worst == pytest.approx(known.worst, rel=0.3, abs=1e-3), STALE
+    if most_kernels:
+        assert bool(row.passed) == bool(known.passed), STALE
+        assert row.worst <= 1.3 * known.worst + 1e-3, STALE
+    else:
+        assert (row.cases, row.passed) == (known.cases, known.passed), STALE
+        assert row.worst == pytest.approx(known.worst, rel=0.3, abs=1e-3), STALE
 
 
 def test_every_suite_runs_on_some_family() -> None:
@@ -96,11 +104,32 @@ def test_a_table_adds_up_and_keeps_other_families(tmp_path: Path) -> None:
     def outcome(family: str, peer: float, kernel: str = "k") -> replay.Outcome:
         return replay.Outcome("vllm ssd", family, "case", kernel, peer, 0.5)
 
-    rows = replay.tabulate([outcome("recurrent", 0.2), outcome("recurrent", 1.5), outcome("recurrent", 0, "")])
-    assert rows == [Row("vllm ssd", "recurrent", 3, 1, 1, 1.5, "case on k", 0.5)]
+    left = [changed(outcome("recurrent", 0, ""), left=why) for why in (replay.SHAPE, replay.TOLERANCE)]
+    rows = replay.tabulate([outcome("recurrent", 0.2), outcome("recurrent", 1.5), *left])
+    assert rows == [Row("vllm ssd", "recurrent", 4, 1, 1, 1, 1.5, "case on k", 0.5)]
     assert not rows[0].ok
     replay.store("here", rows, {}, tmp_path)
     replay.store("here", replay.tabulate([outcome("update", 0.1)]), {}, tmp_path)
     replay.store("here", replay.tabulate([outcome("recurrent", 0.3)]), {}, tmp_path)
     found = replay.read(replay.stored_path("here", tmp_path))
     assert [(row.family, row.worst) for row in found] == [("recurrent", 0.3), ("update", 0.1)]
+
+
+def test_a_kernel_that_rounds_its_operands_takes_what_the_tolerance_has_room_for() -> None:
+    """FlashInfer's decode asks bf16 for f32 products; its prefill does not. TF32 is too coarse for vLLM's prefill."""
+
+    def ids(key: str, number: int) -> tuple[list[str], str]:
+        case = next(c for i, c in enumerate(suite(key).cases()) if i == number)
+        found, left = replay.takers("ssd", case, [case.problem(reduce=True)])
+        return [spec.id for spec in found], left
+
+    assert ids("flashinfer selective_state_update", 0) == ([], replay.TOLERANCE)
+    assert ids("mamba-ssm selective_scan", 0) == ([], replay.SHAPE)
+    found, left = ids("flashinfer ssd", 0)
+    assert left == ""
+    assert any(name.endswith("sm90a") for name in found)
+    split, left = ids("ggml SSM_SCAN", 1)
+    assert left == ""
+    assert {name.rpartition("_")[2] for name in split} == {"split"}
+    coarse, _ = ids("mamba-ssm chunk_state_varlen", 0)
+    assert any(name.endswith("tf32") for name in coarse)

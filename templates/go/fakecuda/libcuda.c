@@ -7,8 +7,9 @@
 //
 // The image it takes is the text "fake", of a kernel with 32 rows a block, 40 registers and 16 bytes of static shared
 // memory. Where FAKECUDA_FACTS names a file it takes any cubin or PTX instead, and the file has a line for each symbol:
-// symbol, registers, static shared and local bytes, rows of a block (0: ScanArgs.rows). FAKECUDA_CUDA is the CUDA version
-// that it serves, by default 13000. Storage types are read from the symbol.
+// symbol, registers, static shared and local bytes, most threads of a block, and its rows: 0 is ScanArgs.rows, -1 a grid that is not looked
+// at, -2 the first of two launches, which stamps the workspace, -3 the second, which wants the stamp of its own batch.
+// FAKECUDA_CUDA is the CUDA version that it serves, by default 13000, FAKECUDA_NAME the name of its devices. Storage types are read from the symbol.
 
 #define _GNU_SOURCE
 #include <math.h>
@@ -20,8 +21,9 @@
 #include <time.h>
 
 enum { SUCCESS = 0, INVALID_VALUE = 1, INVALID_DEVICE = 101, INVALID_IMAGE = 200, INVALID_CONTEXT = 201, NOT_FOUND = 500 };
-enum { DEVICES = 2, KERNELS = 512 };
+enum { DEVICES = 2, KERNELS = 8192 };
 enum type { F32, BF16, F16, I8 };
+enum { FIRST_LAUNCH = -2, SECOND_LAUNCH = -3 };
 enum { SOFTPLUS = 1, PER_COLUMN_A = 2, DT_F32 = 4, DT_LIMIT = 8, VECTOR_X = 16 };
 
 struct args {
@@ -46,6 +48,13 @@ struct args {
   int32_t lanes, rows, chunk;
 };
 
+// What the first of two launches leaves in the workspace.
+struct stamp {
+  char text[8];
+  const void *y;
+  int32_t tokens, sequences;
+};
+
 static const char contexts[DEVICES];
 static __thread const char *current[4];  // the stack of contexts
 static __thread int depth;
@@ -53,7 +62,7 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct function {
   char symbol[160];
   const char *context;
-  int shared, registers, static_shared, local, rows;
+  int shared, registers, static_shared, local, threads, rows;
 } functions[KERNELS];
 static int known;
 
@@ -74,7 +83,8 @@ int cuDeviceGet(int *device, int ordinal) {
 }
 int cuDeviceGetName(char *name, int bytes, int device) {
   (void)device;
-  return snprintf(name, bytes, "fake device"), SUCCESS;
+  const char *own = getenv("FAKECUDA_NAME");
+  return snprintf(name, bytes, "%s", own != NULL ? own : "fake device"), SUCCESS;
 }
 int cuDeviceGetAttribute(int *value, int attribute, int device) {
   (void)device;
@@ -141,13 +151,14 @@ int cuModuleUnload(const char *unloaded) {
 // What is known of a symbol; the caller holds the lock.
 static int find_facts(struct function *f) {
   const char *path = getenv("FAKECUDA_FACTS");
-  f->registers = 40, f->static_shared = 16, f->local = 0, f->rows = 32;
+  f->registers = 40, f->static_shared = 16, f->local = 0, f->threads = 1024, f->rows = 32;
   if (path == NULL) return strncmp(f->symbol, "ssm_", 4) == 0 ? SUCCESS : NOT_FOUND;
   FILE *file = fopen(path, "r");
   if (file == NULL) return NOT_FOUND;
   char symbol[160];
   int found = NOT_FOUND;
-  while (fscanf(file, "%159s %d %d %d %d", symbol, &f->registers, &f->static_shared, &f->local, &f->rows) == 5) {
+  while (fscanf(file, "%159s %d %d %d %d %d", symbol, &f->registers, &f->static_shared, &f->local, &f->threads,
+                &f->rows) == 6) {
     if (strcmp(symbol, f->symbol) != 0) continue;
     found = SUCCESS;
     break;
@@ -176,7 +187,7 @@ int cuFuncSetAttribute(struct function *function, int attribute, int value) {
 }
 int cuFuncGetAttribute(int *value, int attribute, struct function *f) {
   NEED_CONTEXT;
-  *value = attribute == 0   ? 1024
+  *value = attribute == 0   ? f->threads
            : attribute == 1 ? f->static_shared
            : attribute == 3 ? f->local
            : attribute == 4 ? f->registers
@@ -346,19 +357,26 @@ int cuLaunchKernel(struct function *function, unsigned gx, unsigned gy, unsigned
   struct args a;
   if (function->context != current[depth - 1]) return INVALID_CONTEXT;
   if (gx == 0 || gy != 1 || gz != 1 || bx * by * bz == 0 || parameters != NULL) return INVALID_VALUE;
-  if ((int)shared > function->shared) return INVALID_VALUE;
+  if ((int)shared > function->shared || bx * by * bz > (unsigned)function->threads) return INVALID_VALUE;
   if (extra[0] != (void *)1 || extra[2] != (void *)2 || extra[4] != NULL) return INVALID_VALUE;
   if (*(size_t *)extra[3] != sizeof a || sizeof a != 288) return INVALID_VALUE;
   memcpy(&a, extra[1], sizeof a);
   const enum type io = type_of(function->symbol, (const char *[4]){"_f32_s", "_bf16_s", "_f16_s", "_i8_s"});
   const enum type state = type_of(function->symbol, (const char *[4]){"_sf32", "_sbf16", "_sf16", "_si8"});
-  const int rows = function->rows > 0 ? function->rows : a.rows;
+  const int rows = function->rows != 0 ? function->rows : a.rows;
   const uint32_t want = vector_flags(&a, io, state), have = a.flags & ~(uint32_t)(VECTOR_X - 1);
   const unsigned sequences = a.sequences > 1 ? a.sequences : 1;
-  const unsigned blocks = rows > 0 ? sequences * a.heads * ((a.head_dim + rows - 1) / rows) : 0;
+  const unsigned blocks = rows > 0 ? sequences * a.heads * ((a.head_dim + rows - 1) / rows) : rows < 0;
   if (want != have || gx < blocks || blocks == 0) {
     fprintf(stderr, "fake driver: want Vector flags %x and %u blocks, have %x and %u\n", want, blocks, have, gx);
     return INVALID_VALUE;
+  }
+  if (rows == FIRST_LAUNCH || rows == SECOND_LAUNCH) {
+    const struct stamp own = {"stamped", a.y, a.tokens, a.sequences};
+    if (a.workspace == NULL || a.workspace_bytes < (int64_t)sizeof own) return INVALID_VALUE;
+    if (rows == FIRST_LAUNCH) return memcpy(a.workspace, &own, sizeof own), SUCCESS;
+    if (memcmp(a.workspace, &own, sizeof own) != 0) return INVALID_VALUE;
+    memset(a.workspace, 0, sizeof own);
   }
   scan(&a, io, state);
   return SUCCESS;

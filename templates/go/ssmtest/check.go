@@ -7,23 +7,47 @@ import (
 	"example.com/ssmscan/internal/storage"
 )
 
-// Errors are how far a result is from the reference: the largest relative norm of the error of y of any head of any
-// sequence, and of the state of any head of any slot that is stored to, after one unit in the last place of a storage
-// type of fewer bits than f32 is taken off each element. Bound is what both may be.
+// Errors are how far a result is from the reference: the relative norm of the error of y of the worst head of any
+// sequence, and of the state of the worst head of any slot that is stored to, after one unit in the last place of a storage
+// type of fewer bits than f32 is taken off each element. The worst is the one with the largest share of its head's bound.
 type Errors struct {
-	Y, State, Bound float64
+	Y, State           float64
+	YBound, StateBound float64
 }
 
 // Share is the larger error over what is allowed: at most 1 is right.
-func (e Errors) Share() float64 { return max(e.Y, e.State) / e.Bound }
+func (e Errors) Share() float64 {
+	share := 0.0
+	for _, one := range [][2]float64{{e.Y, e.YBound}, {e.State, e.StateBound}} {
+		if one[0] > 0 || math.IsNaN(one[0]) {
+			share = max(share, one[0]/one[1]) // a NaN stays one
+		}
+	}
+	return share
+}
+
+func (e Errors) String() string {
+	return fmt.Sprintf("y %.2e of %.2e, state %.2e of %.2e", e.Y, e.YBound, e.State, e.StateBound)
+}
+
+// worse keeps an error and its bound where that is a larger share than what was kept; a NaN is the largest.
+func worse(kept, keptBound *float64, found, bound float64) {
+	if *keptBound == 0 || math.IsNaN(found) || found/bound > *kept / *keptBound {
+		*kept, *keptBound = found, bound
+	}
+}
 
 // Check holds a result against what is right. The error says what is wrong.
 func Check(p *Problem, truth *Truth, have *Result) (Errors, error) {
-	found := Errors{Bound: p.Bound()}
+	var found Errors
 	inner := p.Heads * p.HeadDim
 	if len(have.Y) != len(truth.Y) || len(have.State) != len(p.State) {
 		return found, fmt.Errorf("want %d values of y and %d of the state, have %d and %d",
 			len(truth.Y), len(p.State), len(have.Y), len(have.State))
+	}
+	bounds := p.Bounds()
+	for h := range bounds {
+		bounds[h] += have.OperandError
 	}
 	for t, live := range truth.Live {
 		for i := t * inner; !live && i < (t+1)*inner; i++ {
@@ -43,7 +67,7 @@ func Check(p *Problem, truth *Truth, have *Result) (Errors, error) {
 					group.add(excess(string(p.IO), float64(have.Y[i]), truth.Y[i]), truth.Y[i], truth.YTerms[i])
 				}
 			}
-			found.Y = max(found.Y, group.ratio())
+			worse(&found.Y, &found.YBound, group.ratio(), bounds[h])
 		}
 	}
 	slot := inner * p.DState
@@ -60,11 +84,11 @@ func Check(p *Problem, truth *Truth, have *Result) (Errors, error) {
 			continue
 		}
 		for h := range p.Heads {
-			found.State = max(found.State, p.stateRatio(stored, want, truth.StateTerms[int32(number)], h))
+			worse(&found.State, &found.StateBound, p.stateRatio(stored, want, truth.StateTerms[int32(number)], h), bounds[h])
 		}
 	}
-	if math.IsNaN(found.Y) || math.IsNaN(found.State) || found.Share() > 1 {
-		return found, fmt.Errorf("want relative errors of at most %.2e, have y %.2e and state %.2e", found.Bound, found.Y, found.State)
+	if !(found.Share() <= 1) {
+		return found, fmt.Errorf("want relative errors within their bounds, have %v", found)
 	}
 	return found, nil
 }

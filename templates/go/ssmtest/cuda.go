@@ -63,7 +63,10 @@ func Kernel(device *ssmscan.Device, kernel *ssmscan.Kernel) Implementation {
 		if err := device.Synchronize(0); err != nil {
 			return nil, err
 		}
-		return memory.result(p)
+		if result, err = memory.result(p); err == nil {
+			result.OperandError = kernel.Row.OperandError()
+		}
+		return result, err
 	}
 }
 

@@ -147,6 +147,14 @@ func Types(io, state ssmscan.DType) Option {
 	return func(p *Problem, _ *rand.Rand) { p.IO, p.StateType, p.DTFloat32 = io, state, true }
 }
 
+// Both is one option after another.
+func Both(first, second Option) Option {
+	return func(p *Problem, random *rand.Rand) {
+		first(p, random)
+		second(p, random)
+	}
+}
+
 // Clamp sets the limit of dt.
 func Clamp(low, high float32) Option {
 	return func(p *Problem, _ *rand.Rand) { p.Limit = &[2]float32{low, high} }

@@ -54,6 +54,9 @@ type Problem struct {
 type Result struct {
 	Y     []float32
 	State []float32
+	// OperandError is the relative norm of the error that rounding of the operands of matrix products may cause, beyond
+	// that of f32 arithmetic: 0 but for implementations on tensor cores.
+	OperandError float64
 }
 
 // Implementation runs a problem without changing it. ErrUnsupported, wrapped or not, skips the case with its reason.
@@ -116,38 +119,48 @@ func (p *Problem) step(t, h int) float64 {
 	return d
 }
 
-// Bound is what a relative error in f32 may be: 2e-6 + 2^-22 min(tokens, 1 / mean |dt A|).
-func (p *Problem) Bound() float64 {
-	longest, count, sum := 0, 0, 0.0
+// Bounds are what the relative error of each head may be in f32: 2e-6 + 2^-22 min(tokens, 1 / (mean d min |A|)). A state
+// remembers the roundings of its last 1 / (d |A|) decays: d is the mean over the head's tokens of sequences that are not
+// padding, A that of the column that decays most slowly, tokens those of the longest sequence.
+func (p *Problem) Bounds() []float64 {
+	longest, count := 0, 0
+	sums := make([]float64, p.Heads)
 	for s := range p.Sequences {
 		if p.Padding(s) {
 			continue
 		}
 		begin, end := int(p.CuSeqlens[s]), int(p.CuSeqlens[s+1])
-		longest = max(longest, end-begin)
+		longest, count = max(longest, end-begin), count+end-begin
 		for t := begin; t < end; t++ {
 			for h := range p.Heads {
-				sum += math.Abs(p.step(t, h)) * p.meanA(h)
-				count++
+				sums[h] += math.Abs(p.step(t, h))
 			}
 		}
 	}
-	remembered := float64(longest)
-	if sum > 0 {
-		remembered = min(remembered, float64(count)/sum)
+	for h, sum := range sums {
+		remembered := 0.0
+		if longest > 0 {
+			// Where nothing decays, or a step size is no number, every token counts.
+			remembered = float64(longest)
+			if decay := sum / float64(count) * p.leastA(h); decay > 1/remembered {
+				remembered = 1 / decay
+			}
+		}
+		sums[h] = 2e-6 + remembered/(1<<22)
 	}
-	return 2e-6 + remembered/(1<<22)
+	return sums
 }
 
-func (p *Problem) meanA(head int) float64 {
+// leastA is |A| of the column of a head that decays most slowly.
+func (p *Problem) leastA(head int) float64 {
 	if !p.PerColumnA {
 		return math.Abs(float64(p.A[head]))
 	}
-	sum := 0.0
+	least := math.Inf(1)
 	for _, a := range p.A[head*p.DState : (head+1)*p.DState] {
-		sum += math.Abs(float64(a))
+		least = min(least, math.Abs(float64(a)))
 	}
-	return sum / float64(p.DState)
+	return least
 }
 
 func (p *Problem) String() string {

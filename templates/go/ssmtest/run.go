@@ -30,7 +30,7 @@ func RunCases(t *testing.T, scan Implementation, problems ...*Problem) {
 			if err != nil {
 				t.Errorf("%v: %v", problem, err)
 			}
-			t.Logf("y %.2e, state %.2e of %.2e", found.Y, found.State, found.Bound)
+			t.Log(found)
 		})
 	}
 	if taken == 0 {

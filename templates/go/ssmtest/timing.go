@@ -4,6 +4,7 @@ package ssmtest
 
 import (
 	"fmt"
+	"reflect"
 	"time"
 
 	"example.com/ssmscan"
@@ -12,69 +13,122 @@ import (
 // coldBytes is what the pools of a session hold at least, so that each call reads from memory: three times the largest L2.
 const coldBytes = 3 * 128 << 20
 
-// Session is a kernel with its arrays in device memory, for timing: several copies of all of them, which calls
-// visit in turn.
+// Session is a problem's arrays in device memory, for timing: several copies of all of them, which calls visit in turn.
 type Session struct {
+	problem   *Problem
+	memory    memory
+	args      []ssmscan.ScanArgs
+	workspace uint64
+	held      int64 // bytes of the workspace
+	next      int
+
 	kernel *ssmscan.Kernel
 	plan   ssmscan.KernelPlan
-	memory memory
-	args   []ssmscan.ScanArgs
-	next   int
 
 	// Bytes is the fewest that one call moves: inputs and resumed states read once, y and states written once.
 	Bytes int64
 }
 
-// Place uploads a problem of the Nano geometry (64 heads x 64, 8 groups) in the kernel's types: decode resumes from its
-// slots, a prompt of many tokens is fresh. The error is ErrUnsupported where the kernel does not take it.
-func Place(device *ssmscan.Device, kernel *ssmscan.Kernel, sequences, tokens int) (*Session, error) {
-	lengths := make([]int, sequences)
-	for s := range lengths {
-		lengths[s] = tokens
-	}
-	shape := Shape{Lengths: lengths, Heads: 64, HeadDim: 64, DState: int(kernel.Row.Spec.DState), Groups: 8}
+// Timed draws the problem that a kernel is timed at: the Nano geometry, 64 heads x 64 and 8 groups, or the kernel's own
+// head_dim; Mamba-1 at 8192 channels. Decode resumes from its slots, a prompt of many tokens is fresh. Kernels of the same
+// types, d_state and head_dim have the same problem. The error is ErrUnsupported where the kernel does not take sequences
+// of so many tokens.
+func Timed(row *ssmscan.Row, sequences, tokens int) (*Problem, error) {
+	shape := Shape{Lengths: repeat(tokens, sequences), Heads: 64, HeadDim: 64, DState: int(row.Spec.DState), Groups: 8}
 	if shape.DState == 0 {
 		shape.DState = 128
 	}
-	options := []Option{Types(kernel.Row.Spec.IO, kernel.Row.Spec.State)}
+	options := []Option{Types(row.Spec.IO, row.Spec.State)}
+	if limits, ok := row.Limits["head_dim"]; ok {
+		shape.HeadDim = int(limits[0])
+	}
+	if shape.HeadDim == 1 {
+		shape.Heads, shape.Groups = 8192, 1
+		options = append(options, Columns)
+	}
 	if tokens > ssmscan.DecodeTokens {
 		options = append(options, Fresh(true))
 	}
 	// Sizes alone decide; nothing is drawn for a kernel that does not take them.
 	sizes := ssmscan.Geometry{
-		Tokens: int32(sequences * tokens), Sequences: int32(sequences), Heads: 64, HeadDim: 64, Groups: 8,
-		DState: int32(shape.DState), Longest: int32(tokens),
+		Tokens: int32(sequences * tokens), Sequences: int32(sequences), Heads: int32(shape.Heads), HeadDim: int32(shape.HeadDim),
+		Groups: int32(shape.Groups), DState: int32(shape.DState), Longest: int32(tokens), PerColumnA: shape.HeadDim == 1,
 	}
-	if reason := kernel.Row.Refusal(ssmscan.Problem{Geometry: sizes, IO: kernel.Row.Spec.IO, State: kernel.Row.Spec.State}); reason != "" {
+	if reason := row.Refusal(ssmscan.Problem{Geometry: sizes, IO: row.Spec.IO, State: row.Spec.State}); reason != "" {
 		return nil, fmt.Errorf("%w: %s", ErrUnsupported, reason)
 	}
-	p := Draw("timing", 7, shape, options...)
-	s := &Session{kernel: kernel, memory: memory{device: device}}
-	var err error
-	if s.plan, err = kernel.Row.Plan(kernel.Target, p.Geometry()); err != nil {
-		return nil, err
-	}
-	slots := int64(sequences) * int64(p.slotValues()) * max(p.StateType.Bytes(), 1)
+	return Draw("timing", 7, shape, options...), nil
+}
+
+// Place uploads a problem, in as many copies as no cache holds.
+func Place(device *ssmscan.Device, p *Problem) (*Session, error) {
+	s := &Session{problem: p, memory: memory{device: device}}
+	slots := int64(p.Sequences) * int64(p.slotValues()) * p.StateType.Bytes()
 	s.Bytes = int64(2*len(p.X)+len(p.B)+len(p.C))*p.IO.Bytes() + slots
-	if tokens <= ssmscan.DecodeTokens {
-		s.Bytes += slots
+	for _, resumes := range p.Resume {
+		if resumes {
+			s.Bytes += slots / int64(p.Sequences)
+		}
 	}
-	copies := 1 + int(coldBytes/s.Bytes)
-	for range min(copies, 64) {
-		args, err := s.memory.place(p)
+	first, err := s.memory.place(p)
+	if err != nil {
+		return nil, s.fail(err)
+	}
+	s.args = append(s.args, *first)
+	placed := s.memory.arrays
+	for range min(coldBytes/s.Bytes, 63) {
+		args, err := s.memory.again(placed, *first)
 		if err != nil {
 			return nil, s.fail(err)
 		}
-		args.Lanes, args.Rows, args.Chunk = s.plan.Lanes, s.plan.Rows, s.plan.Chunk
-		if s.plan.WorkspaceBytes > 0 {
-			if args.Workspace, err = s.memory.add("workspace", make([]byte, s.plan.WorkspaceBytes), true); err != nil {
-				return nil, s.fail(err)
-			}
-			args.WorkspaceBytes = s.plan.WorkspaceBytes
-		}
-		s.args = append(s.args, *args)
+		s.args = append(s.args, args)
 	}
 	return s, nil
+}
+
+// again uploads arrays once more and gives arguments that point at these.
+func (m *memory) again(placed []*array, args ssmscan.ScanArgs) (ssmscan.ScanArgs, error) {
+	moved := map[uint64]uint64{}
+	for _, array := range placed {
+		address, err := m.add(array.name, array.before[guard:len(array.before)-guard], array.writable)
+		if err != nil {
+			return args, err
+		}
+		moved[array.address+guard] = address
+	}
+	fields := reflect.ValueOf(&args).Elem()
+	for i := range fields.NumField() {
+		if field := fields.Field(i); field.Kind() == reflect.Uint64 && field.Uint() != 0 {
+			field.SetUint(moved[field.Uint()])
+		}
+	}
+	return args, nil
+}
+
+// Use makes a kernel the one that Launch runs. All copies share its workspace. The error is ErrUnsupported where it does not
+// take the problem.
+func (s *Session) Use(kernel *ssmscan.Kernel) error {
+	p := s.problem
+	if reason := kernel.Row.Refusal(ssmscan.Problem{Geometry: p.Geometry(), IO: p.IO, State: p.StateType}); reason != "" {
+		return fmt.Errorf("%w: %s", ErrUnsupported, reason)
+	}
+	plan, err := kernel.Row.Plan(kernel.Target, p.Geometry())
+	if err != nil {
+		return err
+	}
+	if plan.WorkspaceBytes > s.held {
+		if s.workspace, err = s.memory.add("workspace", make([]byte, plan.WorkspaceBytes), true); err != nil {
+			return err
+		}
+		s.held = plan.WorkspaceBytes
+	}
+	s.kernel, s.plan = kernel, plan
+	for i := range s.args {
+		args := &s.args[i]
+		args.Lanes, args.Rows, args.Chunk = plan.Lanes, plan.Rows, plan.Chunk
+		args.Workspace, args.WorkspaceBytes = s.workspace, s.held
+	}
+	return nil
 }
 
 func (s *Session) fail(err error) error {

@@ -25,6 +25,8 @@ import (
 type proof struct {
 	Kernel        string             `json:"kernel"`
 	Target        string             `json:"target"`
+	Lane          string             `json:"lane"`
+	Source        string             `json:"source_sha256"`
 	Cases         int                `json:"cases"`
 	Repeats       int                `json:"repeats"`
 	Worst         float64            `json:"worst"`
@@ -57,11 +59,25 @@ func main() {
 func run() error {
 	ordinal := flag.Int("device", 0, "number of the GPU")
 	family := flag.String("family", "", "prove only kernels of this family")
+	names := flag.String("kernels", "", "prove only kernels of these ids, comma-separated")
 	out := flag.String("out", "", "file to write; by default <device>.json")
 	quick := flag.Bool("quick", false, "do not time")
 	flag.Parse()
 	if flag.NArg() > 0 {
 		return fmt.Errorf("want no arguments, have %q", flag.Args())
+	}
+	ids := map[string]bool{} // those that are wanted, and whether they were met
+	for id := range strings.SplitSeq(*names, ",") {
+		if id = strings.TrimSpace(id); id != "" {
+			ids[id] = false
+		}
+	}
+	wanted := func(id string) bool {
+		_, named := ids[id]
+		if named {
+			ids[id] = true
+		}
+		return named || len(ids) == 0
 	}
 	device, err := ssmscan.Open(*ordinal)
 	if err != nil {
@@ -76,8 +92,10 @@ func run() error {
 		Tool: "ssmvet", Device: device.Name, Target: device.Target(), CUDA: cudaVersion(device.DriverVersion), Images: map[string]proof{},
 	}
 	var failed []string
-	for _, image := range library.Kernels() {
-		if *family != "" && image.Row.Family != *family {
+	images := library.Kernels()
+	slices.SortStableFunc(images, func(a, b *ssmscan.Embedded) int { return strings.Compare(likeness(a.Row), likeness(b.Row)) })
+	for _, image := range images {
+		if *family != "" && image.Row.Family != *family || !wanted(image.Row.ID) {
 			continue
 		}
 		one, err := prove(device, image, *quick)
@@ -89,6 +107,11 @@ func run() error {
 		found.Images[image.Row.Targets[image.Target].SHA256] = *one
 		fmt.Printf("%s for %s: %d cases, worst %.3f of what is allowed (%s)%s\n",
 			one.Kernel, one.Target, one.Cases, one.Worst, one.WorstCase, timings(one.Microseconds))
+	}
+	for id, met := range ids {
+		if !met {
+			failed = append(failed, id+": no image of it is here for "+device.GPU.String())
+		}
 	}
 	if len(failed) > 0 {
 		return fmt.Errorf("nothing is written, %d images failed:\n%s", len(failed), strings.Join(failed, "\n"))
@@ -182,7 +205,8 @@ func prove(device *ssmscan.Device, image *ssmscan.Embedded, quick bool) (*proof,
 	scan := ssmtest.Kernel(device, kernel)
 	target := image.Row.Targets[image.Target]
 	one := &proof{
-		Kernel: image.Row.ID, Target: image.Target, Repeats: repeats, DynamicShared: target.DynamicShared,
+		Kernel: image.Row.ID, Target: image.Target, Lane: image.Lane, Source: image.Row.SourceSHA256,
+		Repeats: repeats, DynamicShared: target.DynamicShared,
 		Driver: driverBranch(device), Date: time.Now().UTC().Format(time.DateOnly),
 	}
 	for _, usage := range target.Usage {
@@ -217,7 +241,8 @@ func prove(device *ssmscan.Device, image *ssmscan.Embedded, quick bool) (*proof,
 	return one, err
 }
 
-// shape is a problem of a kernel's own d_state, head_dim and types: sequences of these lengths.
+// shape is a problem of a kernel's own d_state, head_dim and types: sequences of these lengths. Where head_dim is 1 only, A
+// has a value for each column, as in Mamba-1.
 func shape(row *ssmscan.Row, lengths ...int) (ssmtest.Shape, ssmtest.Option) {
 	sizes := ssmtest.Shape{Lengths: lengths, Heads: 4, HeadDim: 33, DState: int(row.Spec.DState), Groups: 2}
 	if sizes.DState == 0 {
@@ -226,19 +251,32 @@ func shape(row *ssmscan.Row, lengths ...int) (ssmtest.Shape, ssmtest.Option) {
 	if limits, ok := row.Limits["head_dim"]; ok {
 		sizes.HeadDim = int(limits[0])
 	}
-	return sizes, ssmtest.Types(row.Spec.IO, row.Spec.State)
+	types := ssmtest.Types(row.Spec.IO, row.Spec.State)
+	if sizes.HeadDim == 1 {
+		sizes.Heads = 36
+		return sizes, ssmtest.Both(types, ssmtest.Columns)
+	}
+	return sizes, types
 }
 
 // ownCases are cases that a kernel takes whatever it is specialised on.
 func ownCases(row *ssmscan.Row) []*ssmtest.Problem {
+	every := 7 // tokens between the states that are stored
+	if limits, ok := row.Limits["checkpoint_step_multiple"]; ok {
+		every = int(limits[0])
+	}
 	short, types := shape(row, 1, 2, 0, 8, 1)
 	long, _ := shape(row, 67, 1, 0, 130, 9)
 	prompt, _ := shape(row, 700)
-	prompt.Heads, prompt.Groups = 2, 1
+	prompt.Heads, prompt.Groups = prompt.Heads/2, 1
+	drafts, _ := shape(row, 4, 8, 1, 3, 4)
+	step, _ := shape(row, slices.Repeat([]int{1}, 33)...)
 	return []*ssmtest.Problem{
 		ssmtest.Draw("own decode", 91, short, types, ssmtest.Fresh(false), ssmtest.Gate, ssmtest.Moved, ssmtest.Pad),
-		ssmtest.Draw("own lengths", 92, long, types, ssmtest.Fresh(false), ssmtest.Gate, ssmtest.Checkpoints(7), ssmtest.Tail(2)),
+		ssmtest.Draw("own lengths", 92, long, types, ssmtest.Fresh(false), ssmtest.Gate, ssmtest.Checkpoints(every), ssmtest.Tail(2)),
 		ssmtest.Draw("own prompt", 93, prompt, types),
+		ssmtest.Draw("own drafts", 95, drafts, types, ssmtest.Checkpoints(1), ssmtest.Discard, ssmtest.Clamp(0.01, 0.1)),
+		ssmtest.Draw("own step", 96, step, types, ssmtest.Moved, ssmtest.Gate, ssmtest.Order, ssmtest.Tail(3)),
 	}
 }
 
@@ -255,7 +293,7 @@ func bits(result *ssmtest.Result, y, state []int) []byte {
 
 // sameBits runs one batch several times, and each of its sequences alone.
 func sameBits(scan ssmtest.Implementation, row *ssmscan.Row) error {
-	sizes, types := shape(row, 40, 1, 33)
+	sizes, types := shape(row, 300, 1, 33)
 	if limits, ok := row.Limits["longest"]; ok {
 		sizes.Lengths = []int{int(limits[1]), 1, 2}
 	}
@@ -305,7 +343,7 @@ const (
 	decode  = "decode_16x1"
 )
 
-// measure times a kernel at the Nano geometry: 64 heads x 64, 8 groups. Calls rotate over copies of the pool that no cache
+// measure times a kernel at the Nano geometry, 64 heads x 64, 8 groups, or its own head_dim; Mamba-1 at 8192 channels. Calls rotate over copies of the pool that no cache
 // holds; a figure is the median of 5 rounds, in microseconds.
 func measure(device *ssmscan.Device, kernel *ssmscan.Kernel) (map[string]float64, error) {
 	found := map[string]float64{}
@@ -325,13 +363,61 @@ func measure(device *ssmscan.Device, kernel *ssmscan.Kernel) (map[string]float64
 	return found, nil
 }
 
+// likeness is what kernels have to have in common to be timed at one problem, as ssmtest.Timed draws it.
+func likeness(row *ssmscan.Row) string {
+	headDim := int64(64)
+	if limits, ok := row.Limits["head_dim"]; ok {
+		headDim = limits[0]
+	}
+	dState := row.Spec.DState
+	if dState == 0 {
+		dState = 128
+	}
+	return fmt.Sprint(row.Spec.IO, row.Spec.State, dState, headDim)
+}
+
+// placed is the session of the last problem of so many tokens a sequence.
+var placed = map[int]struct {
+	of      string
+	session *ssmtest.Session
+}{}
+
+// session gives a session that a kernel may use: the last one of so many tokens, where its problem is the same.
+func session(device *ssmscan.Device, row *ssmscan.Row, sequences, tokens int) (*ssmtest.Session, error) {
+	last := placed[tokens]
+	if last.of == likeness(row) {
+		return last.session, nil
+	}
+	problem, err := ssmtest.Timed(row, sequences, tokens)
+	if err != nil {
+		return nil, err
+	}
+	if last.session != nil {
+		if err := last.session.Close(); err != nil {
+			return nil, err
+		}
+	}
+	delete(placed, tokens)
+	last.of = likeness(row)
+	if last.session, err = ssmtest.Place(device, problem); err == nil {
+		placed[tokens] = last
+	}
+	return last.session, err
+}
+
 func timePoint(device *ssmscan.Device, kernel *ssmscan.Kernel, sequences, tokens int) (float64, error) {
-	const rounds, calls = 5, 40
-	session, err := ssmtest.Place(device, kernel, sequences, tokens)
+	const rounds = 5
+	calls := 40
+	if tokens <= ssmscan.DecodeTokens {
+		calls = 200 // what starts a round is little of it
+	}
+	session, err := session(device, kernel.Row, sequences, tokens)
 	if err != nil {
 		return 0, err
 	}
-	defer session.Close()
+	if err := session.Use(kernel); err != nil {
+		return 0, err
+	}
 	first, err := device.NewEvent()
 	if err != nil {
 		return 0, err
@@ -360,7 +446,7 @@ func timePoint(device *ssmscan.Device, kernel *ssmscan.Kernel, sequences, tokens
 			return 0, err
 		}
 		if round > 0 {
-			us = append(us, float64(elapsed)/float64(time.Microsecond)/calls)
+			us = append(us, float64(elapsed)/float64(time.Microsecond)/float64(calls))
 		}
 	}
 	slices.Sort(us)

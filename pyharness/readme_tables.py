@@ -1,20 +1,18 @@
-"""Tables of what was built and measured: rows for the terminal, Markdown for the README, all from stored figures."""
+"""The tables of README.md, as Markdown, from stored figures and the manifest."""
 
 from __future__ import annotations
 
-import json
-import math
 import textwrap
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pyharness import manifest, toolchain
+from pyharness import manifest, models_table, toolchain
 from pyharness.errors import SsmError
+from pyharness.figures import BENCH, dates, days, fastest, is_peer, state_mib, stored, timed_at
 from pyharness.listing import table
-from pyharness.spec import DTYPE_BYTES, parse_id
+from pyharness.spec import parse_id
 
-BENCH = toolchain.ROOT / "generated" / "bench"
 README = toolchain.ROOT / "README.md"
 #: What the README's sample listing shows, of what `invoke generate` lists for a d_state: one target.
 _SAMPLE, _SAMPLE_TARGET = ("recurrent", 128, "f32", "f32"), "sm_90"
@@ -26,28 +24,6 @@ MAMBA1_PREFILL_GOAL, MAMBA1_DECODE_GOAL, MAMBA1_CEILING_GOAL, MAMBA1_LARGE_MIB =
 _WIDTH = 120
 
 
-def device_slug(name: str) -> str:
-    """The folder or file name of a device: "NVIDIA H200" is nvidia-h200."""
-    return "-".join("".join(c if c.isalnum() else " " for c in name.lower()).split())
-
-
-def stored_path(device: str, suite: str) -> Path:
-    """Where the figures of a suite on a device are kept."""
-    return BENCH / device_slug(device) / f"{suite}.json"
-
-
-def stored(suite: str, folder: Path = BENCH) -> list[dict[str, Any]]:
-    """Every stored document of a suite, by device.
-
-    Raises:
-        SsmError: there is none.
-    """
-    paths = sorted(folder.glob(f"*/{suite}.json"))
-    if not paths:
-        raise SsmError(f"figures of {suite!r} were wanted in {folder.name}/, found none: run invoke bench on a GPU")
-    return [json.loads(path.read_text(encoding="utf-8")) for path in paths]
-
-
 def readme_table(suite: str, folder: Path = BENCH) -> str:
     """The stored figures of a suite as Markdown: tables of a line a kernel (of `update`, `ssd` and `selective`: of a
     line a point), beside the ceilings, and what they say.
@@ -55,18 +31,20 @@ def readme_table(suite: str, folder: Path = BENCH) -> str:
     Raises:
         SsmError: nothing is stored.
     """
-    tables = {"update": _decode_table, "ssd": _prefill_table, "selective": _mamba1_table}
+    tables = {
+        "update": _decode_table,
+        "ssd": _prefill_table,
+        "selective": _mamba1_table,
+        "launch": _launch_table,
+        models_table.SUITE: models_table.table,
+    }
     table_of = tables.get(suite, _device_table)
     return "\n\n".join(table_of(document) for document in stored(suite, folder))
 
 
-def is_peer(row: Mapping[str, Any]) -> bool:
-    """Whether a row of a stored suite is of another package's kernel."""
-    return bool(row.get("peer"))
-
-
 def _title(document: Mapping[str, Any]) -> str:
-    return f"{document['device']}, driver {document['driver']}, nvcc {document['compiler']}, {document['date']}"
+    when = days(dates(document))
+    return f"{document['device']}, driver {document['driver']}, nvcc {document['compiler']}, {when}"
 
 
 _DECODE_CEILINGS = ("slots", "ascending", "contiguous")
@@ -83,12 +61,8 @@ def _decode_table(document: Mapping[str, Any]) -> str:
     )
     lines = ["| " + " | ".join(head) + " |", "| --- |" + " ---: |" * 5 + " --- | ---: | ---: | --- |"]
     for name, point in document["points"].items():
-        lines.append("| " + " | ".join(_decode_cells(point, _timed_at(document, name))) + " |")
+        lines.append("| " + " | ".join(_decode_cells(point, timed_at(document, name))) + " |")
     return "\n\n".join([_wrapped(prose), "\n".join(lines), *_not_run(document)])
-
-
-def _timed_at(document: Mapping[str, Any], point: str) -> list[Mapping[str, Any]]:
-    return [row for row in document["rows"] if row["point"] == point and "us" in row]
 
 
 def _not_run(document: Mapping[str, Any]) -> list[str]:
@@ -98,16 +72,6 @@ def _not_run(document: Mapping[str, Any]) -> list[str]:
     return [_wrapped(f"Not run at any point: {kernel}: {why}") for kernel, why in missing.items()]
 
 
-def _fastest(rows: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
-    return min(rows, key=lambda row: row["us"]["median"], default=None)
-
-
-def _state_mib(point: Mapping[str, Any]) -> float:
-    """MiB of the states of a call."""
-    elements = math.prod(point[size] for size in ("sequences", "heads", "head_dim", "d_state"))
-    return float(elements * DTYPE_BYTES[point["state"]] / 2**20)
-
-
 def _decode_cells(point: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> list[str]:
     def figure(row: Mapping[str, Any] | None, ceiling: str = "slots") -> str:
         if row is None:
@@ -115,13 +79,13 @@ def _decode_cells(point: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -
         us = row["us"]["median"]
         return f"{us:.2f} ({us / row['ceilings'][ceiling]:.2f}x)"
 
-    ours = _fastest([row for row in rows if not is_peer(row) and "order" not in row])
-    ascending = _fastest([row for row in rows if "order" in row])
-    peer = _fastest([row for row in rows if is_peer(row)])
+    ours = fastest([row for row in rows if not is_peer(row) and "order" not in row])
+    ascending = fastest([row for row in rows if "order" in row])
+    peer = fastest([row for row in rows if is_peer(row)])
     sizes = f"{point['heads']} heads x {point['head_dim']} x {point['d_state']}"
     return [
         f"{point['sequences']} x {point['tokens']}, {sizes}, {point['io']} s{point['state']}",
-        f"{_state_mib(point):g}",
+        f"{state_mib(point):g}",
         *(f"{ours['ceilings'][kind]:.2f}" if ours else "-" for kind in _DECODE_CEILINGS),
         figure(ours),
         f"`{ours['kernel']}`" if ours else "-",
@@ -148,13 +112,13 @@ def _mamba1_table(document: Mapping[str, Any]) -> str:
     gains: dict[str, list[float]] = {"prefill": [], "decode": []}
     over: list[float] = []
     for name, point in document["points"].items():
-        rows = _timed_at(document, name)
-        ours = _fastest([row for row in rows if not is_peer(row)])
-        peer = _fastest([row for row in rows if is_peer(row)])
+        rows = timed_at(document, name)
+        ours = fastest([row for row in rows if not is_peer(row)])
+        peer = fastest([row for row in rows if is_peer(row)])
         lines.append("| " + " | ".join(_mamba1_cells(point, ours, peer)) + " |")
         if ours and peer:
             gains[point["job"]].append(peer["us"]["median"] / ours["us"]["median"])
-        if ours and point["job"] == "decode" and _state_mib(point) >= MAMBA1_LARGE_MIB:
+        if ours and point["job"] == "decode" and state_mib(point) >= MAMBA1_LARGE_MIB:
             over.append(ours["ratio"])
     findings = [_wrapped(goals_) for goals_ in [mamba1_goals(gains, over)] if goals_]
     return "\n\n".join([_wrapped(prose), "\n".join(lines), *findings, *_not_run(document)])
@@ -217,7 +181,7 @@ def _prefill_table(document: Mapping[str, Any]) -> str:
     )
     lines = ["| " + " | ".join(head) + " |", "| --- | ---: | ---: | ---: | --- |" + " ---: |" * 5]
     for name, point in document["points"].items():
-        rows = _timed_at(document, name)
+        rows = timed_at(document, name)
         for precision in _PRECISIONS if point["io"] == "f32" else ("",):
             cells = _prefill_cells(point, rows, precision)
             if cells:
@@ -228,11 +192,11 @@ def _prefill_table(document: Mapping[str, Any]) -> str:
 def _prefill_cells(point: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], precision: str) -> list[str]:
     """One line of the table, or nothing where no kernel of that precision was timed."""
     own = [(row, parse_id(row["kernel"])) for row in rows if not is_peer(row)]
-    ours = _fastest([row for row, spec in own if spec.family == "ssd" and getattr(spec, "precision", "") == precision])
+    ours = fastest([row for row, spec in own if spec.family == "ssd" and getattr(spec, "precision", "") == precision])
     if ours is None:
         return []
-    recurrent = _fastest([row for row, spec in own if spec.family == "recurrent"])
-    peer = _fastest([row for row in rows if is_peer(row)])
+    recurrent = fastest([row for row, spec in own if spec.family == "recurrent"])
+    peer = fastest([row for row in rows if is_peer(row)])
 
     def us(row: Mapping[str, Any] | None) -> str:
         return f"{row['us']['median']:.1f}" if row else "-"
@@ -254,6 +218,27 @@ def _prefill_cells(point: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], 
         errors("error_of_y"),
         errors("error_of_state"),
     ]
+
+
+#: How the columns of the table of launches are named.
+_LAUNCH_KINDS = {"node": "graph node", "plan": "plan", "launch": "launch", "answer": "until the result is there"}
+
+
+def _launch_table(document: Mapping[str, Any]) -> str:
+    """A line a kernel, an empty one first."""
+    prose = (
+        f"{_title(document)}. Microseconds of one call of the smallest problem of each family, one sequence whose data "
+        "are in the caches: a node of a CUDA graph, on the device; a plan and a queued launch, on the host, from "
+        "Python; and a call from Python until its result is there."
+    )
+    lines = [f"| launching | launches | {' | '.join(_LAUNCH_KINDS.values())} |", "| --- |" + " ---: |" * 5]
+    for row in [{"kernel": "an empty kernel", "launches": 1} | document["empty"], *document["rows"]]:
+        if "failed" not in row:
+            name = row["kernel"] if is_peer(row) or "family" not in row else f"`{row['kernel']}`"
+            us = [f"{row[kind]['median']:.2f}" if kind in row else "-" for kind in _LAUNCH_KINDS]
+            lines.append(f"| {name} | {row.get('launches', '-')} | {' | '.join(us)} |")
+    missing = [f"Not run: {row['kernel']}: {row['failed']}" for row in document["rows"] if "failed" in row]
+    return "\n\n".join([_wrapped(prose), "\n".join(lines), *map(_wrapped, missing)])
 
 
 def _wrapped(prose: str) -> str:
@@ -421,33 +406,3 @@ def write_readme(suite: str, path: Path = README, folder: Path = BENCH, rows: Pa
     if changed != text:
         toolchain.publish(path, changed.encode())
     return changed != text
-
-
-def listing(rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Rows as `pyharness.listing.table` prints them."""
-    lines = []
-    for row in rows:
-        us = row.get("us")
-        lines.append(
-            {
-                "point": row["point"],
-                "kernel": ", ".join([row["kernel"], *([row["order"]] if "order" in row else [])]),
-                "us": f"{us['median']:.2f}" if us else "-",
-                "spread": f"{us['low']:.2f}..{us['high']:.2f}" if us else "-",
-                "ceiling": f"{row['ceilings']['us']:.2f}" if us else "-",
-                "ratio": f"{row['ratio']:.2f}" if us else "-",
-                "registers": str(row.get("registers", "-")),
-                "note": _note(row),
-            }
-        )
-    return lines
-
-
-def _note(row: Mapping[str, Any]) -> str:
-    if "failed" in row:
-        return " ".join(row["failed"].split())[:160]
-    kinds = [(kind, row[f"error_of_{kind}"]) for kind in ("y", "state") if f"error_of_{kind}" in row]
-    norms = ", ".join(f"relative error of {kind} {value:.1e}" for kind, value in kinds)
-    if is_peer(row):
-        return norms
-    return ", ".join([f"error {row['error']:.2f} of what is allowed", *([norms] if norms else [])])

@@ -1,0 +1,104 @@
+"""Stored figures: where the timings of a device are kept, how they are read, and how a terminal lists them."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pyharness import toolchain
+from pyharness.errors import SsmError
+from pyharness.spec import DTYPE_BYTES
+
+BENCH = toolchain.ROOT / "generated" / "bench"
+
+
+def device_slug(name: str) -> str:
+    """The folder or file name of a device: "NVIDIA H200" is nvidia-h200."""
+    return "-".join("".join(c if c.isalnum() else " " for c in name.lower()).split())
+
+
+def stored_path(device: str, suite: str) -> Path:
+    """Where the figures of a suite on a device are kept."""
+    return BENCH / device_slug(device) / f"{suite}.json"
+
+
+def has(suite: str, folder: Path | None = None) -> bool:
+    """Whether figures of a suite are stored for any device."""
+    return any((folder or BENCH).glob(f"*/{suite}.json"))
+
+
+def stored(suite: str, folder: Path = BENCH) -> list[dict[str, Any]]:
+    """Every stored document of a suite, by device.
+
+    Raises:
+        SsmError: there is none.
+    """
+    paths = sorted(folder.glob(f"*/{suite}.json"))
+    if not paths:
+        raise SsmError(f"figures of {suite!r} were wanted in {folder.name}/, found none: run invoke bench on a GPU")
+    return [json.loads(path.read_text(encoding="utf-8")) for path in paths]
+
+
+def is_peer(row: Mapping[str, Any]) -> bool:
+    """Whether a row of a stored suite is of another package's kernel."""
+    return bool(row.get("peer"))
+
+
+def dates(document: Mapping[str, Any], rows: Iterable[Mapping[str, Any]] | None = None) -> tuple[str, ...]:
+    """On which days rows of a document were measured, by default all of them; ascending."""
+    found = {row.get("date", document["date"]) for row in (document["rows"] if rows is None else rows)}
+    return tuple(sorted(found or {document["date"]}))
+
+
+def days(found: Sequence[str]) -> str:
+    """Ascending dates in words: one day, or the first to the last."""
+    return " to ".join(dict.fromkeys((found[0], found[-1])))
+
+
+def timed_at(document: Mapping[str, Any], point: str) -> list[Mapping[str, Any]]:
+    """The rows of a point that have a time."""
+    return [row for row in document["rows"] if row["point"] == point and "us" in row]
+
+
+def fastest(rows: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
+    """The row of the lowest median, if there is any."""
+    return min(rows, key=lambda row: row["us"]["median"], default=None)
+
+
+def state_mib(point: Mapping[str, Any]) -> float:
+    """MiB of the states of a call."""
+    elements = math.prod(point[size] for size in ("sequences", "heads", "head_dim", "d_state"))
+    return float(elements * DTYPE_BYTES[point["state"]] / 2**20)
+
+
+def listing(rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Rows as `pyharness.listing.table` prints them."""
+    lines = []
+    for row in rows:
+        us = row.get("us")
+        lines.append(
+            {
+                "point": row["point"],
+                "kernel": ", ".join([row["kernel"], *([row["order"]] if "order" in row else [])]),
+                "us": f"{us['median']:.2f}" if us else "-",
+                "spread": f"{us['low']:.2f}..{us['high']:.2f}" if us else "-",
+                "ceiling": f"{row['ceilings']['us']:.2f}" if us else "-",
+                "ratio": f"{row['ratio']:.2f}" if us else "-",
+                "registers": str(row.get("registers", "-")),
+                "note": _note(row),
+            }
+        )
+    return lines
+
+
+def _note(row: Mapping[str, Any]) -> str:
+    if "failed" in row:
+        return " ".join(row["failed"].split())[:160]
+    kinds = [(kind, row[f"error_of_{kind}"]) for kind in ("y", "state") if f"error_of_{kind}" in row]
+    norms = ", ".join(f"relative error of {kind} {value:.1e}" for kind, value in kinds)
+    if is_peer(row):
+        return norms
+    return ", ".join([f"error {row['error']:.2f} of what is allowed", *([norms] if norms else [])])

@@ -1,0 +1,123 @@
+"""What a point took before: the fastest kernel that other machine code has replaced since, kept by device.
+
+generated/history/<device>.json grows by an entry a point when newer figures are stored whose fastest kernel has another
+image. A repeated measurement of the same image is noise, not history, and leaves no entry.
+
+    python -m pyharness.history FILE [FILE ...]
+
+takes in files of figures that were measured elsewhere, as `pyharness.measure.bench` stores them: each goes to its place
+in generated/bench.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pyharness import toolchain
+from pyharness.errors import SsmError
+from pyharness.figures import device_slug, fastest, is_peer, stored_path, timed_at
+
+FOLDER = toolchain.ROOT / "generated" / "history"
+
+
+def _best(document: Mapping[str, Any], point: str) -> Mapping[str, Any] | None:
+    """The fastest of our kernels at a point, in the order of the sequences."""
+    return fastest([row for row in timed_at(document, point) if not is_peer(row) and "order" not in row])
+
+
+def replaced(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Entries of the points whose fastest kernel has other machine code, or is another, in newer figures."""
+    entries = []
+    for point in before["points"]:
+        old, new = _best(before, point), _best(after, point)
+        if old is None or new is None or old["image"]["sha256"] == new["image"]["sha256"]:
+            continue
+        entries.append(
+            {
+                "suite": before["suite"],
+                "point": point,
+                "kernel": old["kernel"],
+                "image": old["image"]["sha256"][:12],
+                "us": old["us"]["median"],
+                "ceiling": old["ceilings"]["us"],
+                "date": old.get("date", before["date"]),
+                "driver": before["driver"],
+                "compiler": before["compiler"],
+            }
+        )
+    return entries
+
+
+def joined(known: Sequence[Mapping[str, Any]], new: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Entries in the order of suite, point and date; an image that a point has an entry of gets no second one."""
+    first: dict[tuple[str, ...], Mapping[str, Any]] = {}
+    for entry in [*known, *new]:
+        first.setdefault((entry["suite"], entry["point"], entry["image"]), entry)
+    # sorted() is stable: what one day replaced stays in the order in which it did.
+    return sorted(first.values(), key=lambda entry: (entry["suite"], entry["point"], entry["date"]))
+
+
+def path_of(device: str, folder: Path | None = None) -> Path:
+    """Where the history of a device is kept, by default in generated/history."""
+    return (folder or FOLDER) / f"{device_slug(device)}.json"
+
+
+def read(device: str, folder: Path | None = None) -> list[dict[str, Any]]:
+    """The entries of a device; none where nothing was replaced yet."""
+    path = path_of(device, folder)
+    entries: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))["entries"] if path.is_file() else []
+    return entries
+
+
+def remember(before: Mapping[str, Any], after: Mapping[str, Any], folder: Path | None = None) -> None:
+    """Keep what newer figures of the same device replace."""
+    known = read(before["device"], folder)
+    entries = joined(known, replaced(before, after))
+    if entries != known:
+        document = {"device": before["device"], "entries": entries}
+        data = json.dumps(document, indent=1, sort_keys=True) + "\n"
+        toolchain.publish(path_of(before["device"], folder), data.encode())
+
+
+def store(document: Mapping[str, Any], path: Path, folder: Path | None = None) -> None:
+    """Store figures, and keep what they replace."""
+    if path.is_file():
+        before = json.loads(path.read_text(encoding="utf-8"))
+        if before["device"] == document["device"]:
+            remember(before, document, folder)
+    toolchain.publish(path, (json.dumps(document, indent=1, sort_keys=True) + "\n").encode())
+
+
+def take(path: Path) -> Path:
+    """Take in a file of figures that was measured elsewhere; gives its place in generated/bench.
+
+    Raises:
+        SsmError: it is not such a file.
+    """
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+        target = stored_path(document["device"], document["suite"])
+        names = [(row["point"], row["kernel"]) for row in document["rows"]]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise SsmError(f"{path.name}: figures that a bench stored were wanted, found none ({error!r})") from error
+    if not names:
+        raise SsmError(f"{path.name}: figures were wanted, found a document without rows")
+    store(document, target)
+    return target
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Take in the files that are named."""
+    parser = argparse.ArgumentParser(prog="python -m pyharness.history", description=__doc__)
+    parser.add_argument("files", nargs="+", type=Path, help="figures that were measured elsewhere")
+    for path in parser.parse_args(arguments).files:
+        take(path)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
