@@ -1670,9 +1670,9 @@ __device__ __forceinline__ void finish(const ScanArgs& a, const Block& b, float 
   }
 }
 
-// y of a chunk for all rows of the block, of which a warp has 16 tokens: what the state before the chunk gives, and what
-// the chunk's own tokens give. C . B is worked out once. `beside` is called while the first sums over the chunk's tokens
-// are.
+// y of a chunk for all rows of the block, of which a warp has 16 tokens: what the state before the chunk gives, and
+// what the chunk's own tokens give. C . B is worked out once. `beside` is called while the first sums over the chunk's
+// tokens are.
 template <typename Beside>
 __device__ __forceinline__ void write_y(const ScanArgs& a, const Block& b, int chunk, int writer, int lane,
                                         const Beside& beside) {
@@ -1804,8 +1804,8 @@ __device__ __forceinline__ void carry_state(const ScanArgs& a, const Block& b, i
   if (present) leave_state<kOutput>(a, b, rows, total, local, own, warp, opaque(head) * kHeadDim + row, lane);
 }
 
-// A warp group's work on the chunks that are its turn: it brings the tokens of one, and writes y of an earlier one, or is
-// further ahead where there is no y to write.
+// A warp group's work on the chunks that are its turn: it brings the tokens of one, and writes y of an earlier one, or
+// is further ahead where there is no y to write.
 template <bool kOutput>
 __device__ __forceinline__ void bring_tokens(const ScanArgs& a, const Block& b, int writer, int lane) {
   constexpr int kAhead = kOutput ? 1 : kStages - 1;
