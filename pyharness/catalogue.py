@@ -23,21 +23,22 @@ _UPDATE: tuple[KernelSpec, ...] = (
     *(UpdateSpec(d_state=_MEASURED, io=io) for io in ("f32", "bf16")),
     *(UpdateSpec(d_state=n, io="bf16") for n in (64, 256)),
     UpdateSpec(d_state=16),
-    # The commonest decode, 64 rows a head: 2, 4 and 8 rows a lane, 1, 2 and 4 warps a block, 32 and 16 lanes a row.
-    *(
-        UpdateSpec(d_state=_MEASURED, head_dim=64, io="bf16", rows=rows, warps=warps)
-        for rows, warps in ((2, 1), (4, 1), (8, 1), (8, 2), (16, 4))
-    ),
-    *(
-        UpdateSpec(d_state=_MEASURED, head_dim=64, io="bf16", lanes=16, rows=rows, warps=warps)
-        for rows, warps in ((8, 1), (16, 2))
-    ),
-    UpdateSpec(d_state=_MEASURED, head_dim=64, io="bf16", chunk=2),
-    UpdateSpec(d_state=_MEASURED, head_dim=64),
-    # States of 16 and 8 bits.
     *(UpdateSpec(d_state=_MEASURED, io="bf16", state=state) for state in ("bf16", "f16", "i8")),
-    *(UpdateSpec(d_state=_MEASURED, head_dim=64, io="bf16", state=state) for state in ("bf16", "f16", "i8")),
-    UpdateSpec(d_state=_MEASURED, head_dim=64, io="f16", state="f16"),
+    # The commonest decode, 64 rows a head: 32 and 16 lanes a row, 1 and 2 warps a block.
+    *(
+        UpdateSpec(d_state=_MEASURED, head_dim=64, io="bf16", lanes=lanes, rows=rows, warps=warps)
+        for lanes, rows, warps in ((32, 4, 1), (32, 8, 2), (16, 8, 1), (16, 16, 2))
+    ),
+    # Drafts.
+    UpdateSpec(d_state=_MEASURED, head_dim=64, io="bf16", rows=4, warps=1, chunk=2),
+    UpdateSpec(d_state=_MEASURED, head_dim=64),
+    UpdateSpec(d_state=_MEASURED, head_dim=80, io="bf16", rows=4, warps=1),
+    UpdateSpec(d_state=64, head_dim=64, io="bf16", rows=8, warps=1),
+    UpdateSpec(d_state=256, head_dim=64, io="bf16", rows=4, warps=1),
+    # States of 16 and 8 bits; of 8 for small and for large batches.
+    *(UpdateSpec(d_state=_MEASURED, head_dim=64, io="bf16", state=state, rows=8, warps=1) for state in ("bf16", "f16")),
+    UpdateSpec(d_state=_MEASURED, head_dim=64, io="f16", state="f16", rows=8, warps=1),
+    *(UpdateSpec(d_state=_MEASURED, head_dim=64, io="bf16", state="i8", rows=rows, warps=1) for rows in (8, 32)),
 )
 
 _MAMBA1 = 16  # the d_state of nearly every Mamba-1 model

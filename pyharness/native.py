@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import re
 import statistics
 import subprocess
@@ -27,20 +28,12 @@ from typing import Any
 
 from pyharness import figures, golden, gpus, manifest, package, readme_tables, toolchain
 from pyharness.errors import SsmError
-from pyharness.families import RecurrentSpec, SsdSpec, UpdateSpec
-from pyharness.spec import KernelSpec
+from pyharness.families import RecurrentSpec, UpdateSpec
+from pyharness.select import Device, Features, choose
+from pyharness.spec import KernelSpec, parse_id
 from pyharness.workload import Point, Workload
 
 SUITE = "native"
-#: Kernels that are timed from Go and by PyCUDA, those of the catalogue that are selected at the Nano geometry.
-TIMED: tuple[KernelSpec, ...] = (
-    RecurrentSpec(d_state=128),
-    RecurrentSpec(d_state=128, lanes=16, rows=8, warps=1, chunk=2),
-    UpdateSpec(d_state=128, head_dim=64),
-    UpdateSpec(d_state=128, head_dim=64, io="bf16"),
-    SsdSpec(d_state=128, rows=16, warps=4, segments=8, precision="split"),
-    SsdSpec(d_state=128, rows=16, warps=16, segments=4, io="bf16", exact="sm_90a"),
-)
 #: ssmvet's points by name: sequences and tokens.
 POINTS = {"prefill_1x4096": (1, 4096), "decode_16x1": (16, 1)}
 #: Calls of a round as ssmvet has them, by kind: what starts a round is to be little of it.
@@ -48,6 +41,23 @@ _CALLS, _ROUNDS = {"prefill": 40, "decode": 200}, 5
 #: Seconds that a binary may take.
 LIMIT = 80
 _FAMILIES = ("recurrent", "update", "ssd", "selective")
+
+
+def timed(device: Device) -> tuple[KernelSpec, ...]:
+    """What is timed from Go and by PyCUDA: what selection takes at the Nano geometry, of all families, of recurrent."""
+    found: dict[str, KernelSpec] = {}
+    for name in POINTS:
+        for io in ("f32", "bf16"):
+            features = Features(_point(name, io).geometry, io, "f32")
+            for family in (None, RecurrentSpec.family):
+                chosen = choose(features, device, family=family).id
+                found[chosen] = parse_id(chosen)
+    return tuple(found.values())
+
+
+def _point(name: str, io: str) -> Point:
+    (sequences, tokens), job = POINTS[name], name.split("_")[0]
+    return Point(job, sequences, tokens, job == "decode", io=io)
 
 
 # Building.
@@ -86,8 +96,10 @@ def build(folder: Path, arch: str = "sm_90,sm_90a") -> list[Path]:
 # Running.
 
 
-def run(command: Sequence[str], folder: Path, out: Path, name: str) -> str:
-    """Run a binary, keep what it prints in OUT/name.txt, and give it.
+def run(
+    command: Sequence[str], folder: Path, out: Path, name: str, environment: Mapping[str, str] | None = None
+) -> str:
+    """Run a binary, in another environment if one is given, keep what it prints in OUT/name.txt, and give it.
 
     Raises:
         SsmError: it failed.
@@ -97,7 +109,13 @@ def run(command: Sequence[str], folder: Path, out: Path, name: str) -> str:
     with path.open("w", encoding="utf-8") as file:
         try:
             code = subprocess.run(
-                list(command), cwd=folder, stdout=file, stderr=subprocess.STDOUT, check=False, timeout=LIMIT
+                list(command),
+                cwd=folder,
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                check=False,
+                timeout=LIMIT,
+                env=environment,
             ).returncode
             ended = f"ended with {code}" if code else ""
         except subprocess.TimeoutExpired:
@@ -111,6 +129,17 @@ def run(command: Sequence[str], folder: Path, out: Path, name: str) -> str:
 def _tests(folder: Path, out: Path, name: str) -> dict[str, Any]:
     text = run([f"./{name}", "-test.v"], folder, out, name)
     return {"passed": len(re.findall(r"--- PASS", text)), "skipped": len(re.findall(r"--- SKIP", text))}
+
+
+def _devices(folder: Path, out: Path) -> dict[str, Any]:
+    """Goroutines on every device of the machine, also those that this process was not given."""
+    every = {name: value for name, value in os.environ.items() if name != "CUDA_VISIBLE_DEVICES"}
+    command = ["./example.test", "-test.v", "-test.run", "TestManyGoroutinesAndTwoDevices"]
+    text = run(command, folder, out, "devices", every)
+    count = re.search(r"(\d+) devices$", text, re.MULTILINE)
+    if count is None or "--- PASS: TestManyGoroutinesAndTwoDevices " not in text:
+        raise SsmError(f"goroutines were to scan on all devices, found:\n{text[-2000:]}")
+    return {"devices": int(count[1])}
 
 
 def _c_example(folder: Path, out: Path) -> dict[str, Any]:
@@ -213,10 +242,10 @@ def pycuda_times(folder: Path, kernels: Sequence[KernelSpec], ordinal: int = 0) 
     from pyharness.device import get, image_target
 
     device, found = get(ordinal), {}
-    for name, (sequences, tokens) in POINTS.items():
+    for name in POINTS:
         job = name.split("_")[0]
         for io in ("f32", "bf16"):
-            point = Point(job, sequences, tokens, job == "decode", io=io)
+            point = _point(name, io)
             own = [spec for spec in kernels if spec.io == io and job_of(spec) == job]
             if not own:
                 continue
@@ -248,17 +277,20 @@ def _stream_time(device: Any, calls: Sequence[Callable[[], None]], count: int) -
 
 
 def beside_pycuda(folder: Path, out: Path, turns: int = 2) -> list[dict[str, Any]]:
-    """The kernels of TIMED from Go and by PyCUDA in turn: a row a kernel and point with both and their ratio."""
+    """What `timed` names, from Go and by PyCUDA in turn: a row a kernel and point with both and their ratio."""
+    from pyharness.device import identity
+
+    kernels = timed(Device(*identity()))
     go: dict[tuple[str, str], list[float]] = {}
     theirs: dict[tuple[str, str], list[float]] = {}
     for turn in range(turns):
         target = out.resolve() / f"ssmvet-timed-{turn}.json"
-        names = ",".join(spec.id for spec in TIMED)
+        names = ",".join(spec.id for spec in kernels)
         run(["./ssmvet", "-kernels", names, "-out", str(target)], folder, out, f"ssmvet-timed-{turn}")
         for image in json.loads(target.read_text(encoding="utf-8"))["images"].values():
             for point, us in image["microseconds"].items():
                 go.setdefault((image["kernel"], point), []).append(us)
-        for key, us in pycuda_times(folder, TIMED).items():
+        for key, us in pycuda_times(folder, kernels).items():
             theirs.setdefault(key, []).append(us)
     return [
         {
@@ -291,6 +323,7 @@ def time(folder: Path, out: Path) -> dict[str, Any]:
     bench = ["./example.test", "-test.run", "^$", "-test.bench", ".", "-test.benchtime", "200ms"]
     part("benchmarks", lambda: benchmarks(run(bench, folder, out, "bench")))
     part("stack", lambda: stack_figures(run(["./stack"], folder, out, "stack")))
+    part("goroutines", lambda: _devices(folder, out))
     part("beside", lambda: beside_pycuda(folder, out))
     return found
 
@@ -306,7 +339,7 @@ def document(parts: Mapping[str, Any]) -> dict[str, Any]:
         "target": gpu.target,
         "driver": driver.version,
         "cuda": driver.cuda,
-        "compiler": manifest.read(TIMED[0].id).compiler,
+        "compiler": toolchain.PINNED_VERSION,
         "date": datetime.now(timezone.utc).date().isoformat(),
         **parts,
     }
@@ -336,7 +369,7 @@ def page_table(found: Mapping[str, Any]) -> str:
         if name in found:
             parts.append(table(found[name]))
     if "checks" in found:
-        parts.append(_checks_line(found["checks"]))
+        parts.append(_checks_line(found["checks"], found.get("goroutines", {}).get("devices", 1)))
     return "\n\n".join(parts)
 
 
@@ -386,7 +419,7 @@ def _stack_table(found: Mapping[str, Any]) -> str:
     )
 
 
-def _checks_line(checks: Mapping[str, Mapping[str, Any]]) -> str:
+def _checks_line(checks: Mapping[str, Mapping[str, Any]], devices: int) -> str:
     names = {
         "golden": "launch tests with golden vectors",
         "engine": "tests of an engine",
@@ -394,6 +427,7 @@ def _checks_line(checks: Mapping[str, Mapping[str, Any]]) -> str:
     }
     told = [f"{checks[name]['passed']} {text}" for name, text in names.items() if "passed" in checks.get(name, {})]
     vetted = {name.removeprefix("ssmvet "): one for name, one in checks.items() if name.startswith("ssmvet ")}
+    told += [f"goroutines on {devices} devices at once"] if devices > 1 else []
     told += [f"{one['passed']} images of `{name}` by ssmvet" for name, one in vetted.items() if "passed" in one]
     return textwrap.fill(f"Passed there: {', '.join(told)}.", _WIDTH, break_on_hyphens=False)
 
@@ -414,7 +448,12 @@ _KEPT = re.compile(r"^\s*(--- |ok |PASS|FAIL|WRONG|Benchmark|cpu:|[\d.]+ % |pref
 
 def _printed(out: Path) -> dict[str, str]:
     """What the test binaries, the example and the C example printed, by name."""
-    names = {"tests": ("ssmscan.test", "example.test"), "bench": ("bench",), "stack": ("stack",), "c": ("scan",)}
+    names = {
+        "tests": ("ssmscan.test", "example.test", "devices"),
+        "bench": ("bench",),
+        "stack": ("stack",),
+        "c": ("scan",),
+    }
     found = {}
     for name, files in names.items():
         paths = [out / f"{file}.txt" for file in files if (out / f"{file}.txt").is_file()]

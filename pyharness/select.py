@@ -17,8 +17,9 @@ The rule is meant to be stated again in Go and C, so it uses integers only. For 
    others. What was reported and not measured here counts for its exact problem alone: it says nothing of kernels that
    came later.
 4. *Same target.* Else 2 and 3 among entries of other devices of the same target; a device without a name starts here.
-5. *Default.* Else the default of (d_state, io, state): the table's, then the recurrent kernel whose fields all take
-   their defaults, then the recurrent kernel with the smallest id.
+5. *Default.* Else the default of (d_state, io, state): the table's; then, for decode of heads of several rows, the
+   kernel of `update` whose fields all take their defaults; then such a recurrent kernel; then the recurrent kernel with
+   the smallest id.
 6. *Generic.* Else `recurrent_generic_*` of the same io and state.
 
 The `invariant` mode puts `invariant(problem)` in place of the problem, so that what is chosen, and with it every bit
@@ -500,9 +501,11 @@ def _default(
         return named[0], "the default for this d_state, io and state"
     special = [spec for spec in fitting.values() if spec.d_state]
     recurrent = sorted(spec.id for spec in special if spec.family == "recurrent")
-    for spec in special:
-        if spec.family == "recurrent" and type(spec)(d_state=spec.d_state, io=spec.io, state=spec.state) == spec:
-            return spec.id, "the recurrent kernel with default fields: nothing is tuned for this problem"
+    families = ("update", "recurrent") if features.decode and features.geometry.head_dim > 1 else ("recurrent",)
+    for family in families:
+        for spec in special:
+            if spec.family == family and spec.takes_defaults:
+                return spec.id, f"the {family} kernel with default fields: nothing is tuned for this problem"
     if recurrent:
         return recurrent[0], "the first recurrent kernel: nothing is tuned for this problem"
     steps.append(f"no recurrent kernel for d_state {key[0]}, io {key[1]}, state {key[2]}")

@@ -154,6 +154,7 @@ def _problems() -> Iterator[Features]:
         yield _features(tokens, sequences, io="bf16")
     yield _features(4096, 1, io="bf16", head_dim=80)
     yield _features(4096, 1, io="bf16", checkpoint_step=32)
+    yield _features(4, 4, head_dim=1)
     yield _features(4096, 2)
     yield _features(8192, 8)
 

@@ -90,7 +90,11 @@ def kernel_cases(spec: KernelSpec) -> Iterator[Case]:
         lengths, head_dim = lengths_for(spec, OPTION_LENGTHS), head_dim_of(spec, OPTION_HEAD_DIM)
         drawn = option_cases(d_state, spec.io, spec.state, lengths, head_dim, state_step(spec))
         yield from (case for case in drawn if _runs(spec, case))
-        if not spec.most_tokens:
+        if spec.most_tokens:
+            head_dim = head_dim_of(spec, ALIGNED_HEAD_DIM)
+            drawn = option_cases(d_state, spec.io, spec.state, DECODE_LENGTHS, head_dim)
+            yield from (case for case in drawn if _runs(spec, case))
+        else:
             yield long_case(d_state, spec.io, spec.state, head_dim_of(spec, 64))
     yield from plain_cases(spec)
     yield from geometry_cases(spec)
@@ -166,6 +170,9 @@ def geometry_cases(spec: KernelSpec) -> Iterator[Case]:
 #: The sizes of the option cases, for kernels that take them.
 OPTION_LENGTHS = (67, 1, 0, 130, 9)
 OPTION_HEAD_DIM = 33
+#: One token a sequence, and rows that vectors fit.
+DECODE_LENGTHS = (1,) * 7
+ALIGNED_HEAD_DIM = 40
 
 
 def option_cases(

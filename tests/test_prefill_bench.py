@@ -15,7 +15,7 @@ from pyharness import measure, peers, select, workload
 from pyharness.args import SCAN_ARGS
 from pyharness.catalogue import CATALOGUE
 from pyharness.errors import DeviceError, NoKernel
-from pyharness.families import SsdSpec
+from pyharness.families import RecurrentSpec, SsdSpec
 from pyharness.figures import listing
 from pyharness.oracle import oracle
 from pyharness.readme_tables import readme_table
@@ -187,9 +187,14 @@ def test_what_is_measured_is_selected_and_a_refusal_is_a_step_down(document: dic
 
 
 def test_f32_is_split_only_where_that_was_measured_faster_and_never_rounded_to_tf32(document: dict[str, Any]) -> None:
-    entries = measured_entries([document])
     split = document["rows"][5]["kernel"]
-    assert [entry.kernel for entry in entries if entry.io == "f32"] == [split], "tf32 is faster and does not count"
+    assert not [one for one in measured_entries([document]) if one.io == "f32"], "there is no recurrent beside it"
+    exact = RecurrentSpec(d_state=128).id
+    for us, wanted in ((1.0, [exact]), (1e6, [split, exact])):
+        beside = {"kernel": exact, "point": document["rows"][5]["point"], "us": {"median": us}}
+        entries = measured_entries([document | {"rows": [*document["rows"], beside]}])
+        found = [entry.kernel for entry in entries if entry.io == "f32"]
+        assert found == wanted, "tf32 is faster than both and does not count"
     features = Features(geometry(tokens=512, longest=512), "f32", "f32")
     assert choose(features, H200, table=Table(entries), ids=IDS).id == split
     # On another device, even of the same target, and without one.

@@ -186,6 +186,19 @@ def test_without_a_device_the_default_is_taken_without_steps() -> None:
     assert choose(FEATURES, table=named, ids=IDS).id == SLICES
 
 
+def test_the_default_of_decode_is_made_for_it() -> None:
+    ids = (*IDS, UPDATE, UpdateSpec(d_state=128, rows=4).id)
+    step = replace(FEATURES, geometry=replace(FEATURES.geometry, tokens=4, longest=1))
+    for device in (None, H200):
+        assert choose(step, device, table=Table(), ids=ids).id == UPDATE
+        assert choose(step, device, family="recurrent", table=Table(), ids=ids).id == TILED
+        longer = replace(step, geometry=replace(step.geometry, tokens=9, longest=9))
+        assert choose(longer, device, table=Table(), ids=ids).id == TILED
+        # Rows of one element, as in Mamba-1, are not what it is for.
+        channels = replace(step, geometry=replace(step.geometry, head_dim=1))
+        assert choose(channels, device, table=Table(), ids=ids).id == TILED
+
+
 def test_without_the_default_kernel_the_first_recurrent_is_taken() -> None:
     assert choose(FEATURES, table=Table(), ids=(SLICES, PADDED, GENERIC)).id == min(SLICES, PADDED)
 

@@ -115,7 +115,8 @@ def test_emitted_lines_fit_a_page(tmp_path: Path) -> None:
 
 def test_select_names_a_kernel_and_explains() -> None:
     arguments = ("select", "--tokens", "16", "--sequences", "16")
-    assert invoke(*arguments).stdout.startswith("recurrent_n128_")
+    assert invoke(*arguments).stdout.startswith("update_n128_")
+    assert invoke("select", "--tokens", "160", "--sequences", "16").stdout.startswith("recurrent_n128_")
     chosen = json.loads(invoke(*arguments, "--json").stdout)
     assert invoke(*arguments, "--explain").stdout.splitlines()[:2] == [chosen["id"], chosen["why"]]
     for wrong, message in (

@@ -194,6 +194,7 @@ func TestManyGoroutinesAndTwoDevices(t *testing.T) {
 	} else if count > 1 {
 		scanners = append(scanners, open(t, 1))
 	}
+	t.Logf("%d devices", len(scanners))
 	var running sync.WaitGroup
 	for worker := range 8 {
 		scanner := scanners[worker%len(scanners)]

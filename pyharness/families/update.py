@@ -22,7 +22,7 @@ MAX_TOKENS = 8
 MAX_D_STATE = 1024
 MAX_HEAD_DIM = 1024
 #: Most state elements of a lane, and most pieces of one row.
-MAX_ELEMENTS = 64
+MAX_ELEMENTS = 128
 MAX_PIECES = 16
 MAX_WARPS = 8
 _ACCESS_BYTES = 16
@@ -39,14 +39,14 @@ class UpdateSpec(KernelSpec):
         lanes: lanes of a warp that share one row's columns; by default one piece a lane.
         rows: head_dim rows of one block; with lanes and warps it fixes the rows of a lane.
         warps: warps of a block.
-        chunk: tokens that a lane holds at once: 1, or 2 where the next is loaded while one is computed.
+        chunk: tokens of a sequence that are asked for at once: 1, 2, 4 or 8. A step of one token does not depend on it.
 
     Raises:
         NoKernel: the combination cannot exist; the message gives the reason.
     """
 
     family: ClassVar[str] = "update"
-    numerics_revision: ClassVar[int] = 1
+    numerics_revision: ClassVar[int] = 2
 
     head_dim: int = 0
     lanes: int = 0
@@ -82,8 +82,8 @@ class UpdateSpec(KernelSpec):
             return f"lanes must be a power of two from 1 to 32, found {self.lanes}"
         if not 1 <= self.warps <= MAX_WARPS:
             return f"warps must be 1 to {MAX_WARPS}, found {self.warps}"
-        if self.chunk not in (1, 2):
-            return f"chunk must be 1 or 2 tokens, found {self.chunk}"
+        if self.chunk not in (1, 2, 4, 8):
+            return f"chunk must be 1, 2, 4 or 8 tokens, found {self.chunk}"
         if self.pieces > MAX_PIECES:
             return f"a lane may own at most {MAX_PIECES} pieces of a row, found {self.pieces}: use more lanes"
         if self.row_tile not in (1, 2, 4, 8) or self.row_tile * self.threads != self.rows * self.lanes:
@@ -118,16 +118,30 @@ class UpdateSpec(KernelSpec):
         return self.rows * self.lanes // self.threads
 
     @property
+    def together(self) -> int:
+        """Rows of a lane whose state is held in f32 at once where a sequence has several tokens."""
+        # Of 16 bits, whose stochastic rounding takes registers too, fewer.
+        return max(1, min(self.row_tile, (8 if self.state in ("bf16", "f16") else 16) // self.slice))
+
+    @property
     def most_tokens(self) -> int:
         return MAX_TOKENS
 
     @property
     def blocks(self) -> int:
         """Blocks whose registers must fit a multiprocessor."""
-        # The most warps for which nvcc spills nothing on any target.
-        live = self.row_tile * self.slice + 2 * self.slice
-        specialised = self.head_dim and self.head_dim % self.rows == 0 and self.chunk == 1
-        warps = (32 if specialised else 20) if live <= 24 else 16
+        # The most warps that measured fastest and for which nvcc spills nothing on any target.
+        specialised = self.head_dim and self.head_dim % self.rows == 0
+        elements = self.row_tile * self.slice
+        if self.state == "i8":
+            warps = (20 if specialised else 16) if elements <= 64 else 12
+        elif DTYPE_BYTES[self.state] < 4:
+            warps = (24 if specialised else 20) if elements <= 32 else 16
+        elif self.chunk > 2 or elements + 2 * self.slice > 24:
+            warps = 16
+        else:
+            most = 28 if self.io == "f32" else 32
+            warps = most if specialised else 24 if self.d_state > 64 else 20
         return max(1, warps // self.warps)
 
     @property

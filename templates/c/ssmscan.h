@@ -350,14 +350,16 @@ static inline const ssm_entry* ssm_nearest(const ssm_place* place) {
   return best;
 }
 
-static inline int ssm_smallest(const ssm_tables* tables, const unsigned char* fits, int special, int recurrent,
+// The smallest id among kernels that fit: those with a d_state of their own, of a family, with default fields, if
+// asked.
+static inline int ssm_smallest(const ssm_tables* tables, const unsigned char* fits, int special, const char* family,
                                int is_default) {
   int best = -1;
   for (int k = 0; tables->kernels[k].id != NULL; k++) {
     const ssm_kernel* kernel = &tables->kernels[k];
     if (!fits[k] || kernel->precision[0] != 0) continue;
     if ((special && kernel->d_state == 0) || (is_default && !kernel->is_default)) continue;
-    if (recurrent && strcmp(kernel->family, "recurrent") != 0) continue;
+    if (family != NULL && strcmp(kernel->family, family) != 0) continue;
     if (best < 0 || strcmp(kernel->id, tables->kernels[best].id) < 0) best = k;
   }
   return best;
@@ -385,14 +387,15 @@ static inline int ssm_choose(const ssm_tables* tables, const ssm_problem* p, con
     if (kernel < 0 || ssm_rounds(&tables->kernels[kernel], "split")) continue;
     if (named < 0 || strcmp(d->kernel, tables->kernels[named].id) < 0) named = kernel;
   }
-  if (named < 0) named = ssm_smallest(tables, fits, 1, 1, 1);
-  if (named < 0) named = ssm_smallest(tables, fits, 1, 1, 0);
+  if (named < 0 && ssm_decode(p) && p->sizes.head_dim > 1) named = ssm_smallest(tables, fits, 1, "update", 1);
+  if (named < 0) named = ssm_smallest(tables, fits, 1, "recurrent", 1);
+  if (named < 0) named = ssm_smallest(tables, fits, 1, "recurrent", 0);
   if (named >= 0) return named;
   ++*steps;
-  named = ssm_smallest(tables, fits, 1, 0, 0);
+  named = ssm_smallest(tables, fits, 1, NULL, 0);
   if (named >= 0) return named;
   ++*steps;
-  return ssm_smallest(tables, fits, 0, 0, 0);
+  return ssm_smallest(tables, fits, 0, NULL, 0);
 }
 
 // The driver.

@@ -269,7 +269,7 @@ func fastestOfEach(entries []*entry, on *offer, decode bool) []*entry {
 }
 
 func (t *table) fromDefaults(p Problem, fitting map[string]*Row, steps *[]string) Choice {
-	var named, defaults, recurrent, special, all []string
+	var named, decode, defaults, recurrent, special, all []string
 	for _, d := range t.Defaults {
 		if d.DState == p.DState && d.IO == p.IO && d.State == p.State && fitting[d.Kernel] != nil {
 			named = append(named, d.Kernel)
@@ -281,6 +281,9 @@ func (t *table) fromDefaults(p Problem, fitting map[string]*Row, steps *[]string
 			continue
 		}
 		special = append(special, id)
+		if row.Family == "update" && row.Default && p.decode() && p.HeadDim > 1 {
+			decode = append(decode, id)
+		}
 		if row.Family == "recurrent" {
 			recurrent = append(recurrent, id)
 			if row.Default {
@@ -291,6 +294,8 @@ func (t *table) fromDefaults(p Problem, fitting map[string]*Row, steps *[]string
 	switch {
 	case named != nil:
 		return Choice{ID: slices.Min(named), Why: "the default for this d_state, io and state"}
+	case decode != nil:
+		return Choice{ID: slices.Min(decode), Why: "the update kernel with default fields: nothing is tuned for this problem"}
 	case defaults != nil:
 		return Choice{ID: slices.Min(defaults), Why: "the recurrent kernel with default fields: nothing is tuned for this problem"}
 	case recurrent != nil:

@@ -1,3 +1,4 @@
+#include "opaque.cuh"
 // The numbers of one entry of a launch's sequence list, asked for together, so that they are waited for once. What they
 // mean for the state and for the rest are questions of their own: the state's loads wait for no other answer.
 struct Entry {
@@ -6,14 +7,21 @@ struct Entry {
   int read = -1;   // slots as the lists say
   int write = -1;  // where there is no list, unused
   int resume = 0;  // not 0: the state goes on from the read slot
+  int last = 0;    // one past the last token of all sequences
 };
 
-// NOTE: threadIdx.y is 0. It tells the compiler that the numbers may differ from lane to lane: in registers that a warp
-// shares it would move each as soon as it is asked for, and wait there before it asks for the next.
+// The sequence that an entry of the list visits, out of range: nothing.
+__device__ __forceinline__ int sequence_of(const ScanArgs& a, int entry) {
+  if (!a.sequence_order) return entry;
+  return entry < a.sequences ? a.sequence_order[entry] : -1;
+}
+
+// NOTE: the compiler is not to know that every lane has the same numbers: in registers that a warp shares it would move
+// each as soon as it is asked for, and wait there before it asks for the next.
 __device__ __forceinline__ Entry load_entry(const ScanArgs& a, int64_t entry) {
   Entry e;
-  int s = static_cast<int>(entry) + static_cast<int>(threadIdx.y);
-  if (a.sequence_order) s = entry < a.sequences ? a.sequence_order[s] : -1;
+  const int zero = opaque(0);
+  const int s = sequence_of(a, static_cast<int>(entry) + zero);
   const bool there = s >= 0 && s < a.sequences;
   if (there) e.read = s, e.end = a.tokens;
   e.resume = there && a.state;
@@ -21,10 +29,14 @@ __device__ __forceinline__ Entry load_entry(const ScanArgs& a, int64_t entry) {
   if (there && a.state && a.resume) e.resume = a.resume[s];
   if (there && a.cu_seqlens) e.begin = a.cu_seqlens[s], e.end = a.cu_seqlens[s + 1];
   if (there && a.write_slots) e.write = a.write_slots[s];
+  e.last = a.tokens;
+  if (a.cu_seqlens) e.last = a.cu_seqlens[a.sequences + zero];
   return e;
 }
 
-__device__ __forceinline__ bool in_pool(const ScanArgs& a, int slot) { return slot >= 0 && slot < a.slots; }
+__device__ __forceinline__ bool in_pool(const ScanArgs& a, int64_t slot) {
+  return static_cast<uint64_t>(slot) < static_cast<uint64_t>(a.slots);
+}
 
 // Slot of the initial state, -1: start from zero.
 __device__ __forceinline__ int initial_slot(const ScanArgs& a, const Entry& e) {
@@ -52,4 +64,5 @@ __device__ __forceinline__ int final_slot(const ScanArgs& a, const Entry& e, int
 // A condition of an entry's numbers, which is the same on every lane, as one that the compiler knows to be so.
 __device__ __forceinline__ bool uniform(bool condition) { return __any_sync(kWholeWarp, condition); }
 
-#include "unused.cuh"
+// Entries of a launch's list: one a sequence; with none, one entry's blocks still clear the unused rows of y.
+__device__ __forceinline__ int64_t entries_of(const ScanArgs& a) { return max(a.sequences, 1); }

@@ -10,10 +10,15 @@ __device__ __forceinline__ uint32_t divide_short(uint32_t a, uint32_t b) {
 __device__ __forceinline__ Work find_work_at_once(const ScanArgs& a, int64_t item, int rows, int head_dim) {
   const uint32_t runs = (head_dim + rows - 1u) / rows;
   const int64_t of_entry = static_cast<int64_t>(a.heads) * runs;
-  if (item >= kShort || of_entry >= kShort) return find_work(a, item, rows);
-  const uint32_t short_item = static_cast<uint32_t>(item);
-  const uint32_t entry = divide_short(short_item, static_cast<uint32_t>(of_entry));
+  if (__builtin_expect(item >= kShort || of_entry >= kShort, false)) return find_work(a, item, rows);
+  const uint32_t short_item = static_cast<uint32_t>(item), heads = static_cast<uint32_t>(a.heads);
   const uint32_t row_of_heads = kHeadDim ? short_item / runs : divide_short(short_item, runs);
+  uint32_t entry;
+  if (kHeadDim && (heads & (heads - 1)) == 0) {
+    entry = row_of_heads >> (31 - __clz(heads));  // the usual number of heads
+  } else {
+    entry = divide_short(short_item, static_cast<uint32_t>(of_entry));
+  }
   Work w;
   w.entry = entry;
   w.head = static_cast<int>(row_of_heads - entry * a.heads);
@@ -24,8 +29,6 @@ __device__ __forceinline__ Work find_work_at_once(const ScanArgs& a, int64_t ite
 // The group of a head, h / (heads / groups) in one division.
 __device__ __forceinline__ int64_t group_of(const ScanArgs& a, int head) {
   const int64_t scaled = static_cast<int64_t>(head) * a.groups;
-  if (scaled >= kShort || a.heads >= kShort) return scaled / a.heads;
+  if (__builtin_expect(scaled >= kShort || a.heads >= kShort, false)) return scaled / a.heads;
   return divide_short(static_cast<uint32_t>(scaled), static_cast<uint32_t>(a.heads));
 }
-
-#include "opaque.cuh"
