@@ -215,7 +215,7 @@ class SsdSpec(KernelSpec):
     def _decay_bytes(self) -> int:
         """Shared memory of the decays of some chunks, what they are worked out from, and what a block works on."""
         decays = (3 if self.exact else 2) * self.heads * (5 * self.chunk + self.chunk // _TILE) * _WORD_BYTES
-        return decays + (self.warps // (2 if self.exact else 1) * 3 + 14) * _WORD_BYTES
+        return decays + (self.warps // (2 if self.exact else 1) * 3 + 15) * _WORD_BYTES
 
     def _panel_bytes(self, stages: int) -> int:
         """Shared memory where warp groups multiply: tokens of each stage, states, and rows of y, in 16 bits."""
