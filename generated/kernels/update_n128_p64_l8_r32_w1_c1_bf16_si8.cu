@@ -1287,7 +1287,13 @@ __device__ __forceinline__ bool take_usual_step(const ScanArgs& a, const Work& w
   return true;
 }
 
-extern "C" __global__ void __launch_bounds__(kThreads, 12)
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000
+constexpr int kBlocks = 12;
+#else
+constexpr int kBlocks = 16;
+#endif
+
+extern "C" __global__ void __launch_bounds__(kThreads, kBlocks)
 ssm_update_n128_p64_l8_r32_w1_c1_bf16_si8(const __grid_constant__ ScanArgs a) {
   constexpr uint32_t kVectors = kFlagVectorState | kFlagVectorX | kFlagVectorB | kFlagVectorC;
   const bool fast = (a.flags & (kVectors | kFlagPerColumnA)) == kVectors;
