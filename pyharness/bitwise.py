@@ -37,14 +37,19 @@ _FLAGS = Flag.SOFTPLUS | Flag.VECTOR_X | Flag.VECTOR_Y | Flag.VECTOR_B | Flag.VE
 
 @dataclass(frozen=True)
 class Arithmetic:
-    """What may decide about bits: columns and types. Lanes, rows, warps and family may not."""
+    """What may decide about bits: columns and types. Lanes, rows, warps and family may not.
+
+    Kernels that are made for another number of rows a head than HEAD_DIM are compared at theirs.
+    """
 
     d_state: int
     io: str
     state: str
+    head_dim: int = HEAD_DIM
 
     def __str__(self) -> str:
-        return f"n{self.d_state} {self.io} s{self.state}"
+        rows = "" if self.head_dim == HEAD_DIM else f" p{self.head_dim}"
+        return f"n{self.d_state}{rows} {self.io} s{self.state}"
 
 
 def classes(specs: Sequence[KernelSpec]) -> dict[Arithmetic, list[KernelSpec]]:
@@ -54,7 +59,8 @@ def classes(specs: Sequence[KernelSpec]) -> dict[Arithmetic, list[KernelSpec]]:
     """
     found: dict[Arithmetic, list[KernelSpec]] = {}
     for spec in specs:
-        found.setdefault(Arithmetic(spec.d_state, spec.io, spec.state), []).append(spec)
+        head_dim = getattr(spec, "head_dim", 0) or HEAD_DIM
+        found.setdefault(Arithmetic(spec.d_state, spec.io, spec.state, head_dim), []).append(spec)
     for key, members in found.items():
         if key.state != "i8":
             members.insert(0, RecurrentSpec(d_state=key.d_state, io=key.io, state=key.state))
@@ -81,7 +87,7 @@ class Bench:
         self._part = batch + 1
         io = DTYPES[key.io].itemsize
         self._memory: dict[str, Memory] = {
-            "x": Memory(device, batch * most * HEAD_DIM * io),
+            "x": Memory(device, batch * most * self.key.head_dim * io),
             "dt": Memory(device, _whole(batch * most * io)),
             "B": Memory(device, batch * _GROUPS * key.d_state * io),
             "C": Memory(device, batch * _GROUPS * key.d_state * io),
@@ -103,13 +109,13 @@ class Bench:
             self._memory[name].write(array)
         self._memory["state"] = Memory(device, 3 * self._part * self._slot_bytes(most))
         if key.state == "i8":
-            self._memory["state_scale"] = Memory(device, 3 * self._part * most * HEAD_DIM * 4)
+            self._memory["state_scale"] = Memory(device, 3 * self._part * most * self.key.head_dim * 4)
         for part in range(2):
-            self._memory[f"y {part}"] = Memory(device, batch * most * HEAD_DIM * io)
+            self._memory[f"y {part}"] = Memory(device, batch * most * self.key.head_dim * io)
         self._counter = Memory(device, 8)
 
     def _slot_bytes(self, heads: int) -> int:
-        return heads * HEAD_DIM * self.key.d_state * DTYPES[self.key.state].itemsize
+        return heads * self.key.head_dim * self.key.d_state * DTYPES[self.key.state].itemsize
 
     def _fill(self, address: int, nbytes: int, kind: int, seed: int) -> None:
         arguments = struct.pack("<QQiI", address, nbytes // 4, kind, seed)
@@ -123,7 +129,7 @@ class Bench:
         """Bytes of a part of each pool at a number of heads."""
         parts = {"state": self._part * self._slot_bytes(heads)}
         if "state_scale" in self._memory:
-            parts["state_scale"] = self._part * heads * HEAD_DIM * 4
+            parts["state_scale"] = self._part * heads * self.key.head_dim * 4
         return parts
 
     def _reset(self, heads: int) -> None:
@@ -134,7 +140,7 @@ class Bench:
 
     def geometry(self, heads: int, batch: int) -> Geometry:
         """The sizes of a point: one token a sequence; one group at up to 16 heads, else 8."""
-        return Geometry(batch, batch, heads, HEAD_DIM, 1 if heads <= 16 else _GROUPS, self.key.d_state, 1)
+        return Geometry(batch, batch, heads, self.key.head_dim, 1 if heads <= 16 else _GROUPS, self.key.d_state, 1)
 
     def _launch(self, kernel: Kernel, part: int, geometry: Geometry) -> None:
         g, d_state = geometry, self.key.d_state
@@ -143,11 +149,18 @@ class Bench:
         values: dict[str, int | float] = {name: self._memory[name].address for name in names}
         values |= {"y": self._memory[f"y {part}"].address, "write_slots": self._memory[f"write_slots {part}"].address}
         if "state_scale" in self._memory:
-            values |= {"state_scale": self._memory["state_scale"].address, "state_scale_stride": g.heads * HEAD_DIM}
-        values |= {"x_stride": g.heads * HEAD_DIM, "y_stride": g.heads * HEAD_DIM, "dt_stride": g.heads}
+            values |= {
+                "state_scale": self._memory["state_scale"].address,
+                "state_scale_stride": g.heads * self.key.head_dim,
+            }
+        values |= {
+            "x_stride": g.heads * self.key.head_dim,
+            "y_stride": g.heads * self.key.head_dim,
+            "dt_stride": g.heads,
+        }
         values |= {"B_stride": g.groups * d_state, "C_stride": g.groups * d_state}
-        values |= {"state_stride": g.heads * HEAD_DIM * d_state, "slots": 3 * self._part, "pad_slot": -1}
-        values |= {"tokens": g.tokens, "sequences": g.sequences, "heads": g.heads, "head_dim": HEAD_DIM}
+        values |= {"state_stride": g.heads * self.key.head_dim * d_state, "slots": 3 * self._part, "pad_slot": -1}
+        values |= {"tokens": g.tokens, "sequences": g.sequences, "heads": g.heads, "head_dim": self.key.head_dim}
         values |= {"groups": g.groups, "d_state": d_state, "flags": int(_FLAGS)}
         values |= {"lanes": plan.lanes, "rows": plan.rows, "chunk": plan.chunk}
         kernel.launch(plan, pack(values))
@@ -178,7 +191,7 @@ class Bench:
 
     def _check(self, reference: Kernel, kernel: Kernel, heads: int, batch: int) -> None:
         geometry = self.geometry(heads, batch)
-        y_bytes = batch * heads * HEAD_DIM * DTYPES[self.key.io].itemsize
+        y_bytes = batch * heads * self.key.head_dim * DTYPES[self.key.io].itemsize
         for part, run in enumerate((reference, kernel)):
             self._memory[f"y {part}"].fill(_POISON, 0, y_bytes)
             self._launch(run, part, geometry)
@@ -209,8 +222,9 @@ def check(
     """Compare every configuration at every point.
 
     Returns:
-        "points", "head_dim", "differing_words" (0), "kernels": for each arithmetic the kernel that the others were
-        compared with and them, and "images": the sha256 of those among `specs`, with their ids.
+        "points", "head_dim" (kernels made for another are compared at theirs), "differing_words" (0), "kernels": for
+        each arithmetic the kernel that the others were compared with and them, and "images": the sha256 of those among
+        `specs`, with their ids.
 
     Raises:
         DeviceError: bits differ, or something fails.

@@ -59,7 +59,7 @@ _SSD: tuple[KernelSpec, ...] = (
         for n in (_MEASURED, 64)
         for segments in (1, 4)
     ),
-    SsdSpec(d_state=_MEASURED, io="f16", warps=16, exact="sm_90a"),
+    *(SsdSpec(d_state=_MEASURED, io="f16", warps=16, segments=segments, exact="sm_90a") for segments in (1, 4)),
     # Portable: within 99 KiB of shared memory, but for the large blocks of sm_90 and sm_100.
     *(SsdSpec(d_state=_MEASURED, io="bf16", rows=16, warps=4, segments=segments) for segments in (1, 8)),
     SsdSpec(d_state=_MEASURED, io="bf16", rows=32, warps=8, segments=8),

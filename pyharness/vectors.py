@@ -247,7 +247,8 @@ def plan_rows() -> Iterator[manifest.Row]:
     yield replace(base, id="segments_one", grid=sizes | {"segments": 1}, entries=["ssm_segments_one_walk"])
     entries = ["ssm_segments_gather", "ssm_segments_walk"]
     yield replace(base, id="segments", grid=sizes | {"segments": 8}, entries=entries)
-    yield replace(base, id="segments_half", grid=sizes | {"segments": 4, "gather_threads": 128}, entries=entries)
+    half = {"segments": 4, "gather_shared": 4096}
+    yield replace(base, id="segments_half", grid=sizes | half, entries=entries)
 
 
 def _batches() -> Iterator[dict[str, Any]]:

@@ -98,6 +98,7 @@ def test_kernels_are_compared_with_recurrent_where_it_has_their_type() -> None:
         assert len(members) >= 2, f"{key}: nothing to compare with"
         assert (members[0].family == "recurrent") == (key.state != "i8")
         assert {(m.d_state, m.io, m.state) for m in members} == {(key.d_state, key.io, key.state)}
+        assert {getattr(m, "head_dim", 0) for m in members} <= {0, key.head_dim}
     assert len(bitwise.HEADS) * len(bitwise.BATCHES) == 920
 
 

@@ -469,8 +469,8 @@ def test_warps_hand_over_by_barriers_with_a_number() -> None:
         ),
         # The last warp does not come back to the first.
         (("next > 0 || round + 1 < a.n", "next > 0"), {"deadlock"}),
-        (("emu_named_barrier(next, 64, 0)", "emu_named_barrier(next, 96, 0)"), {"named-barrier"}),
-        (("emu_named_barrier(warp, 64, 1)", "emu_named_barrier(warp + 16, 64, 1)"), {"named-barrier"}),
+        (("emu_named_barrier(next, 64, 0)", "emu_named_barrier(next, 96, 0)"), {"divergent-barrier"}),
+        (("emu_named_barrier(warp, 64, 1)", "emu_named_barrier(warp + 16, 64, 1)"), {"divergent-barrier"}),
     ],
 )
 def test_warps_out_of_order_are_reported(defect: tuple[str, str], found: set[str]) -> None:

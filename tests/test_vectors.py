@@ -109,12 +109,13 @@ def test_a_row_takes_what_its_spec_takes(row: Row) -> None:
 def test_segments_worked_out_by_hand() -> None:
     # 64 heads in 8 groups of 8, 3 heads a block: 3 runs a group, 24 in all; 2 sequences in 8 segments, chunks of 64
     # tokens. 4096 tokens fill at most 64 + 2 segments, more than 2 * 8 = 16, so 16 x 64 heads keep a state.
-    rule = {"rule": "segments", "heads": 3, "chunk": 64, "segments": 8, "state_bytes": 1000, "gather_threads": 96}
+    rule = {"rule": "segments", "heads": 3, "chunk": 64, "segments": 8, "state_bytes": 1000}
+    rule |= {"gather_shared": 3000}
     kernel = Launchable(("ssm_x_gather", "ssm_x_walk"), 256, 5000)
     plan = segments_plan(rule, kernel, Geometry(4096, 2, 64, 64, 8, 128))
-    assert [(step.entry, step.grid[0], step.block[0]) for step in plan.launches] == [
-        ("ssm_x_gather", 2 * 7 * 24, 96),
-        ("ssm_x_walk", 2 * 8 * 24, 256),
+    assert [(step.entry, step.grid[0], step.block[0], step.shared_bytes) for step in plan.launches] == [
+        ("ssm_x_gather", 2 * 7 * 24, 256, 3000),
+        ("ssm_x_walk", 2 * 8 * 24, 256, 5000),
     ]
     assert plan.workspace_bytes == 16 * 64 * 1000
 

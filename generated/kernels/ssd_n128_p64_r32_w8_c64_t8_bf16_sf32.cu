@@ -24,7 +24,7 @@
 //   ssm_ssd_n128_p64_r32_w8_c64_t8_bf16_sf32_gather: grid.x = entries * 7 * groups * runs
 //   ssm_ssd_n128_p64_r32_w8_c64_t8_bf16_sf32_walk: grid.x = entries * 8 * groups * runs
 //   with entries = max(sequences, 1), runs = ceil(heads / groups / 4), at most 2^31 - 1 (blocks stride beyond that);
-//   block.x = 256; dynamic shared memory = 168192 bytes.
+//   block.x = 256; dynamic shared memory = 168216 bytes.
 //   Workspace, 16-byte aligned: kept * heads * 32776 bytes,
 //   with kept = min(sequences * 8, tokens / 64 + sequences).
 // One argument, ScanArgs by value; the struct below is its table. heads is a multiple of groups,
@@ -240,6 +240,36 @@ __device__ __forceinline__ float load_dt(const ScanArgs& a, const void* dt_io, i
 
 __device__ __forceinline__ float silu(float z) { return z / (1.f + expf(-z)); }
 
+// The tensor cores leave a lane two neighbouring columns of two rows: rows lane / 4 and lane / 4 + 8, columns
+// 2 (lane % 4) + {0, 1} of an 8-column tile. Neighbouring lanes swap halves to have four columns of one row each.
+constexpr uint32_t kWholeWarp = 0xffffffffu;
+
+__device__ __forceinline__ int quad_row(int lane) { return lane / 4 + 8 * (lane & 1); }
+__device__ __forceinline__ int quad_column(int lane) { return 2 * (lane & 2); }
+
+__device__ __forceinline__ float4 to_quad(const float (&v)[4], int lane) {
+  const bool odd = lane & 1;
+  const float first = __shfl_xor_sync(kWholeWarp, odd ? v[0] : v[2], 1);
+  const float second = __shfl_xor_sync(kWholeWarp, odd ? v[1] : v[3], 1);
+  return odd ? make_float4(first, second, v[2], v[3]) : make_float4(v[0], v[1], first, second);
+}
+
+// Four neighbouring elements in global memory, as one access where `vector`.
+__device__ __forceinline__ float4 load_four(const Io* p, bool vector) {
+  if (vector) return load4(p);
+  return make_float4(to_f32(p[0]), to_f32(p[1]), to_f32(p[2]), to_f32(p[3]));
+}
+
+__device__ __forceinline__ void store_four(Io* p, float4 v, bool vector) {
+  alignas(16) Io out[4] = {from_f32<Io>(v.x), from_f32<Io>(v.y), from_f32<Io>(v.z), from_f32<Io>(v.w)};
+  if (vector) {
+    store_streaming(reinterpret_cast<Quad<Io>::type*>(p), *reinterpret_cast<Quad<Io>::type*>(out));
+    return;
+  }
+#pragma unroll
+  for (int i = 0; i < 4; ++i) p[i] = out[i];
+}
+
 // Rounding of stored states: to nearest, or stochastically with Philox 4x32-10 (Salmon et al., SC 2011) keyed by
 // {seed, step} and counted by (element, slot, token), so that every launch configuration draws the same numbers.
 struct Rounding {
@@ -388,38 +418,59 @@ __device__ __forceinline__ void store_pair(const Destination& to, int n, float l
   to.row[n + 1] = out[1];
 }
 
-// What one entry of a launch's sequence list has to do.
-struct Sequence {
-  int begin = 0;         // first token
-  int end = 0;           // one past the last token
-  int64_t read = -1;     // slot of the initial state, -1: start from zero
-  int64_t write = -1;    // slot of the final state, -1: discard it
-  bool padding = false;  // y rows become 0 and no state is touched
+// The numbers of one entry of a launch's sequence list, asked for together, so that they are waited for once. What they
+// mean for the state and for the rest are questions of their own: the state's loads wait for no other answer.
+struct Entry {
+  int begin = 0;   // first token
+  int end = 0;     // one past the last token
+  int read = -1;   // slots as the lists say
+  int write = -1;  // where there is no list, unused
+  int resume = 0;  // not 0: the state goes on from the read slot
 };
 
-// NOTE: a slot out of range behaves as padding, so no data on the device can reach memory outside the pool. A fresh
-// sequence's read slot is looked at only for padding.
-__device__ __forceinline__ Sequence find_sequence(const ScanArgs& a, int64_t entry) {
-  Sequence q;
-  if (entry >= a.sequences) return q;
-  const int64_t s = a.sequence_order ? a.sequence_order[entry] : entry;
-  if (s < 0 || s >= a.sequences) return q;
-  const int begin = a.cu_seqlens ? a.cu_seqlens[s] : 0;
-  const int end = a.cu_seqlens ? a.cu_seqlens[s + 1] : a.tokens;
-  const int64_t read = a.read_slots ? a.read_slots[s] : s;
-  const int64_t write = a.write_slots ? a.write_slots[s] : read;
-  const bool resume = a.state && (a.resume ? a.resume[s] != 0 : true);
-  q.begin = max(begin, 0);
-  q.end = min(end, a.tokens);
-  q.padding =
-      read == a.pad_slot || (resume && (read < 0 || read >= a.slots)) || (a.state && (write < -1 || write >= a.slots));
-  if (q.padding) return q;
-  if (resume) q.read = read;
-  if (a.state) q.write = write;
-  // An empty sequence that would write back what it read leaves the slot alone.
-  if (q.end <= q.begin && q.read == q.write) q.read = q.write = -1;
-  return q;
+// NOTE: threadIdx.y is 0. It tells the compiler that the numbers may differ from lane to lane: in registers that a warp
+// shares it would move each as soon as it is asked for, and wait there before it asks for the next.
+__device__ __forceinline__ Entry load_entry(const ScanArgs& a, int64_t entry) {
+  Entry e;
+  int s = static_cast<int>(entry) + static_cast<int>(threadIdx.y);
+  if (a.sequence_order) s = entry < a.sequences ? a.sequence_order[s] : -1;
+  const bool there = s >= 0 && s < a.sequences;
+  if (there) e.read = s, e.end = a.tokens;
+  e.resume = there && a.state;
+  if (there && a.read_slots) e.read = a.read_slots[s];
+  if (there && a.state && a.resume) e.resume = a.resume[s];
+  if (there && a.cu_seqlens) e.begin = a.cu_seqlens[s], e.end = a.cu_seqlens[s + 1];
+  if (there && a.write_slots) e.write = a.write_slots[s];
+  return e;
 }
+
+__device__ __forceinline__ bool in_pool(const ScanArgs& a, int slot) { return slot >= 0 && slot < a.slots; }
+
+// Slot of the initial state, -1: start from zero.
+__device__ __forceinline__ int initial_slot(const ScanArgs& a, const Entry& e) {
+  return e.resume && e.read != a.pad_slot && in_pool(a, e.read) ? e.read : -1;
+}
+
+// Slot that the lists give the final state, -1: discard it.
+__device__ __forceinline__ int listed_write(const ScanArgs& a, const Entry& e) {
+  return !a.state ? -1 : a.write_slots ? e.write : e.read;
+}
+
+// NOTE: a slot out of range behaves as padding, so no data on the device can reach memory outside the pool. A fresh
+// sequence's read slot is looked at only for padding. An entry out of range is padding without tokens.
+__device__ __forceinline__ bool is_padding(const ScanArgs& a, const Entry& e) {
+  const int write = listed_write(a, e);
+  return e.read == a.pad_slot || (e.resume && !in_pool(a, e.read)) || (write != -1 && !in_pool(a, write));
+}
+
+// Slot of the final state: an empty sequence that would write back what it read leaves the slot alone.
+__device__ __forceinline__ int final_slot(const ScanArgs& a, const Entry& e, int initial) {
+  const int write = listed_write(a, e);
+  return e.end <= e.begin && initial == write ? -1 : write;
+}
+
+// A condition of an entry's numbers, which is the same on every lane, as one that the compiler knows to be so.
+__device__ __forceinline__ bool uniform(bool condition) { return __any_sync(kWholeWarp, condition); }
 
 // Tokens from here on belong to no sequence: their rows of y become 0.
 __device__ __forceinline__ int first_unused_token(const ScanArgs& a) {
@@ -619,36 +670,6 @@ __device__ __forceinline__ Sum exponent(float d, float rate, float rate_low) {
   return fabsf(high) <= 1e30f ? Sum{high, low} : Sum{copysignf(1e30f, high), 0.f};
 }
 
-// The tensor cores leave a lane two neighbouring columns of two rows: rows lane / 4 and lane / 4 + 8, columns
-// 2 (lane % 4) + {0, 1} of an 8-column tile. Neighbouring lanes swap halves to have four columns of one row each.
-constexpr uint32_t kWholeWarp = 0xffffffffu;
-
-__device__ __forceinline__ int quad_row(int lane) { return lane / 4 + 8 * (lane & 1); }
-__device__ __forceinline__ int quad_column(int lane) { return 2 * (lane & 2); }
-
-__device__ __forceinline__ float4 to_quad(const float (&v)[4], int lane) {
-  const bool odd = lane & 1;
-  const float first = __shfl_xor_sync(kWholeWarp, odd ? v[0] : v[2], 1);
-  const float second = __shfl_xor_sync(kWholeWarp, odd ? v[1] : v[3], 1);
-  return odd ? make_float4(first, second, v[2], v[3]) : make_float4(v[0], v[1], first, second);
-}
-
-// Four neighbouring elements in global memory, as one access where `vector`.
-__device__ __forceinline__ float4 load_four(const Io* p, bool vector) {
-  if (vector) return load4(p);
-  return make_float4(to_f32(p[0]), to_f32(p[1]), to_f32(p[2]), to_f32(p[3]));
-}
-
-__device__ __forceinline__ void store_four(Io* p, float4 v, bool vector) {
-  alignas(16) Io out[4] = {from_f32<Io>(v.x), from_f32<Io>(v.y), from_f32<Io>(v.z), from_f32<Io>(v.w)};
-  if (vector) {
-    store_streaming(reinterpret_cast<Quad<Io>::type*>(p), *reinterpret_cast<Quad<Io>::type*>(out));
-    return;
-  }
-#pragma unroll
-  for (int i = 0; i < 4; ++i) p[i] = out[i];
-}
-
 // 16 x 16 tiles of operands as a warp holds them, 8 x 8 quarters a word: a lane has row lane / 4, columns 2 (lane % 4)
 // + {0, 1} of each. The left operand of a product has the quarters in the order (0, 0), (8, 0), (0, 8), (8, 8); the
 // right one, which is multiplied by its rows, in the order (0, 0), (0, 8), (8, 0), (8, 8), so that what one instruction
@@ -816,27 +837,35 @@ struct Block {
 
 __device__ __forceinline__ int64_t blocks_of(const ScanArgs& a, int segments) {
   const int runs = (a.heads / a.groups + kHeads - 1) / kHeads;
-  return entries_of(a) * segments * a.groups * runs;
+  // NOTE: opaque, so that the number is not kept in a register from item to item.
+  return static_cast<int64_t>(max(opaque(a.sequences), 1)) * segments * a.groups * runs;
+}
+
+// NOTE: 64-bit divisions are many times slower, and a launch of microseconds feels them.
+__device__ __forceinline__ int64_t quotient(int64_t a, int b) {
+  return a <= 0x7fffffff ? static_cast<int64_t>(static_cast<uint32_t>(a) / static_cast<uint32_t>(b)) : a / b;
 }
 
 __device__ __forceinline__ Block find_block(const ScanArgs& a, int64_t item, int segments) {
   const int of_group = a.heads / a.groups, runs = (of_group + kHeads - 1) / kHeads;
-  const int64_t of_segment = static_cast<int64_t>(a.groups) * runs;
-  const int64_t row = item / of_segment;
+  const int of_segment = a.groups * runs;
+  const int64_t row = quotient(item, of_segment);
   const int place = static_cast<int>(item - row * of_segment);
   Block b;
-  b.entry = static_cast<int>(row / segments);
+  b.entry = static_cast<int>(quotient(row, segments));
   b.segment = static_cast<int>(row - static_cast<int64_t>(b.entry) * segments);
   b.group = place / runs;
   const int before = (place - b.group * runs) * kHeads;
   b.head = b.group * of_group + before;
   b.heads = min(kHeads, of_group - before);
-  const Sequence q = find_sequence(a, b.entry);
-  b.begin = q.begin;
-  b.end = q.end;
-  b.read = static_cast<int>(q.read);
-  b.write = static_cast<int>(q.write);
-  b.padding = q.padding;
+  const Entry e = load_entry(a, b.entry);
+  const int initial = initial_slot(a, e);
+  // From one lane, so that the compiler knows that a warp has one value.
+  b.begin = __shfl_sync(kWholeWarp, max(e.begin, 0), 0);
+  b.end = __shfl_sync(kWholeWarp, min(e.end, a.tokens), 0);
+  b.padding = uniform(b.entry >= a.sequences || is_padding(a, e));
+  b.read = __shfl_sync(kWholeWarp, b.padding ? -1 : initial, 0);
+  b.write = __shfl_sync(kWholeWarp, b.padding ? -1 : final_slot(a, e, initial), 0);
   const int tokens = max(b.end - b.begin, 0);
   b.chunks = (tokens + kChunk - 1) / kChunk;
   const int each = max((b.chunks + kSegments - 1) / kSegments, 1);
@@ -874,7 +903,6 @@ struct Decays {
 // What a warp needs once a chunk or less. It has its own in shared memory, which spares it registers.
 struct Note {
   float bias, rate, rate_low;  // what turns dt of the head into decays
-  int final_slot;              // where the state behind the segment goes, -1: nowhere
 };
 
 // One warp's share of the decays of its head: half a warp a tile. dt is asked for with `load` a chunk ahead of
@@ -883,13 +911,12 @@ struct Clock {
   static constexpr int kPasses = (kTiles + 2 * kHeadWarps - 1) / (2 * kHeadWarps);
   uint32_t dt[kPasses], ahead[kPasses];  // as stored, of the next chunk and the one after: nothing waits for it here
 
-  __device__ __forceinline__ void start(const ScanArgs& a, const Block& b, int head, int lane, Note& out) {
+  __device__ __forceinline__ void start(const ScanArgs& a, int head, int lane, Note& out) {
     if (lane == 0) {
       const float A = a.A[head], rate = A * kLog2E;
       out.bias = a.dt_bias ? a.dt_bias[head] : 0.f;
       out.rate = rate;
       out.rate_low = fmaf(A, kLog2E, -rate) + A * kLog2ELow;
-      out.final_slot = b.last == b.chunks ? b.write : -1;
     }
     __syncwarp();
   }
@@ -1025,11 +1052,17 @@ constexpr int kStageBytes = kOffsetX + kParts * plane_of<kHeads * kHeadDim>() * 
 constexpr int kOffsetScores = kStages * kStageBytes;
 constexpr int kOffsetDecays = kOffsetScores + kHeads * kPairs * 32 * static_cast<int>(sizeof(Left));
 constexpr int kOffsetNotes = kOffsetDecays + 2 * kHeads * static_cast<int>(sizeof(Decays));
-constexpr int kSharedBytes = kOffsetNotes + kStageThreads / 32 * static_cast<int>(sizeof(Note));
-static_assert(kSharedBytes == 168192, "the spec and the kernel agree on shared memory");
+constexpr int kOffsetBlock = kOffsetNotes + kWarps * static_cast<int>(sizeof(Note));
+constexpr int kSharedBytes = kOffsetBlock + static_cast<int>(sizeof(Block));
+static_assert(kSharedBytes == 168216, "the spec and the kernel agree on shared memory");
 
 extern __shared__ __align__(16) unsigned char shared_memory[];
 
+// Where a chunk's tokens are in shared memory.
+template <bool kOutput>
+__device__ __forceinline__ int stage_of(int chunk) {
+  return chunk % kStages;
+}
 __device__ __forceinline__ Operand* tokens_B(int stage) {
   return reinterpret_cast<Operand*>(shared_memory + stage * kStageBytes);
 }
@@ -1055,6 +1088,17 @@ __device__ __forceinline__ void read_x(float2 (&v)[4], int stage, int token, int
             plane_of<kHeads * kHeadDim>());
 }
 
+// What the block works on, in shared memory: it spares registers, and one warp finds it for all.
+__device__ __forceinline__ const Block& share_block(const ScanArgs& a, int64_t item, int segments) {
+  Block& shared = *reinterpret_cast<Block*>(shared_memory + kOffsetBlock);
+  if (threadIdx.x < 32) {
+    const Block found = find_block(a, item, segments);
+    if (threadIdx.x == 0) shared = found;
+  }
+  __syncthreads();
+  return shared;
+}
+
 // offset_of a token some turns of `kTurn` later, which is a constant further on where the pattern of offsets repeats.
 template <int kColumns, int kTurn>
 __device__ __forceinline__ int later_offset(int token, int column, int later) {
@@ -1072,7 +1116,7 @@ struct Share {
 
   // A whole chunk; `from` is the thread's piece of its first token and moves to the next chunk's.
   static __device__ __forceinline__ void copy(Operand* to, const Io*& from, int64_t stride, int columns, int thread) {
-    const int first = thread / kPieces, c = (thread - first * kPieces) * kPiece;
+    const int first = static_cast<uint32_t>(thread) / kPieces, c = static_cast<uint32_t>(thread) % kPieces * kPiece;
     const int64_t step = kAtOnce * stride;
     const Io* next = from;
     if (first < kAtOnce && c < columns) {
@@ -1091,7 +1135,7 @@ struct Share {
   static __device__ __forceinline__ void copy_part(Operand* to, const Io* from, int64_t stride, bool vector, int count,
                                                 int columns, int thread) {
     if (vector) {
-      const int first = thread / kPieces, c = (thread - first * kPieces) * kPiece;
+      const int first = static_cast<uint32_t>(thread) / kPieces, c = static_cast<uint32_t>(thread) % kPieces * kPiece;
       if (first >= kAtOnce || c >= columns) return;
 #pragma unroll 1
       for (int t = first; t < kChunk; t += kAtOnce) {
@@ -1110,13 +1154,10 @@ struct Share {
 
   static __device__ __forceinline__ const Io* own(const void* array, int64_t stride, int64_t token, int64_t column,
                                                   int thread) {
-    const int first = thread / kPieces, c = (thread - first * kPieces) * kPiece;
+    const int first = static_cast<uint32_t>(thread) / kPieces, c = static_cast<uint32_t>(thread) % kPieces * kPiece;
     return static_cast<const Io*>(array) + (token + first) * stride + column + c;
   }
 };
-
-// Where a chunk's tokens are in shared memory.
-__device__ __forceinline__ int stage_of(int chunk) { return chunk % kStages; }
 
 // Brings the tokens of a segment to shared memory, chunk by chunk, by kStageThreads threads; without kOutput
 // all but C.
@@ -1126,13 +1167,13 @@ struct Tokens {
   int next;
   bool whole;  // all arrays take 16-byte accesses
 
-  __device__ __forceinline__ Tokens(const ScanArgs& a, const Block& b, int thread) {
-    const int64_t t0 = b.begin + static_cast<int64_t>(b.first) * kChunk;
+  __device__ __forceinline__ Tokens(const ScanArgs& a, const Block& b, int chunk, int thread) {
+    const int64_t t0 = b.begin + static_cast<int64_t>(chunk) * kChunk;
     const int64_t column = static_cast<int64_t>(b.group) * kDState, row = static_cast<int64_t>(b.head) * kHeadDim;
     B = Share<kDState>::own(a.B, a.B_stride, t0, column, thread);
     C = Share<kDState>::own(a.C, a.C_stride, t0, column, thread);
     x = Share<kHeads * kHeadDim>::own(a.x, a.x_stride, t0, row, thread);
-    next = b.first;
+    next = chunk;
     constexpr uint32_t kVectors = kFlagVectorB | kFlagVectorX | (kOutput ? kFlagVectorC : 0u);
     whole = (a.flags & kVectors) == kVectors;
   }
@@ -1140,7 +1181,7 @@ struct Tokens {
   // Asks for the next chunk as one group of copies, an empty one behind the segment's last.
   __device__ __forceinline__ void stage(const ScanArgs& a, const Block& b, int thread) {
     const int64_t t0 = b.begin + static_cast<int64_t>(next) * kChunk;
-    const int at = stage_of(next);
+    const int at = stage_of<kOutput>(next);
     if (next >= b.last) {
     } else if (whole && t0 + kChunk <= b.end) {
       Share<kDState>::copy(tokens_B(at), B, a.B_stride, kDState, thread);
@@ -1493,7 +1534,7 @@ __device__ __forceinline__ void leave_state(const ScanArgs& a, const Block& b, c
     keep(rows, kept.state(b.segment + 1, warp, lane));
     if (own == 0 && lane == 0) kept.sum(b.segment, local) = total;
   }
-  const int slot = note_of(opaque(warp)).final_slot;
+  const int slot = b.last == b.chunks ? b.write : -1;
   if (kOutput && slot >= 0) {
     rows.store_slot(a, slot, max(b.end - b.begin, 0) - 1, state_row, lane, find_rounding(a.rounding_key));
   }
@@ -1519,8 +1560,8 @@ __device__ __forceinline__ void walk(const ScanArgs& a, const Block& b) {
   const bool present = local < b.heads;
 
   Clock clock;
-  if (present) clock.start(a, b, head, lane, note_of(warp));
-  Tokens<kOutput> tokens(a, b, threadIdx.x);
+  if (present) clock.start(a, head, lane, note_of(warp));
+  Tokens<kOutput> tokens(a, b, b.first, threadIdx.x);
   if (b.first < b.last) {
     tokens.stage_first(a, b, threadIdx.x);
     if (present) {
@@ -1537,7 +1578,7 @@ __device__ __forceinline__ void walk(const ScanArgs& a, const Block& b) {
 
 #pragma unroll 1
   for (int chunk = b.first; chunk < b.last; ++chunk) {
-    const int stage = stage_of(chunk);
+    const int stage = stage_of<kOutput>(chunk);
     if (kStages == 1) {
       __syncthreads();  // the chunk before has been read
       tokens.stage(a, b, threadIdx.x);
@@ -1561,16 +1602,16 @@ __device__ __forceinline__ void walk(const ScanArgs& a, const Block& b) {
     if (kOutput && a.checkpoint_slots) store_checkpoint(a, b, rows, chunk, state_row, lane);
   }
   if (present) leave_state<kOutput>(a, b, rows, total, local, own, warp, state_row, lane);
-  __syncthreads();  // shared memory is free for the next item
 }
 
-extern "C" __global__ void __launch_bounds__(kStageThreads, 1)
+extern "C" __global__ void __launch_bounds__(kThreads, 1)
     ssm_ssd_n128_p64_r32_w8_c64_t8_bf16_sf32_gather(const __grid_constant__ ScanArgs a) {
   for (int turn = 0;; ++turn) {
     const int64_t item = blockIdx.x + static_cast<int64_t>(turn) * gridDim.x;
     if (item >= blocks_of(a, opaque(kSegments - 1))) break;
-    const Block b = find_block(a, item, kSegments - 1);
+    const Block& b = share_block(a, item, kSegments - 1);
     if (!b.padding && b.segment + 1 < b.segments) walk<false>(a, b);
+    __syncthreads();  // shared memory is free for the next item
   }
 }
 
@@ -1579,12 +1620,13 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
   for (int turn = 0;; ++turn) {
     const int64_t item = blockIdx.x + static_cast<int64_t>(turn) * gridDim.x;
     if (item >= blocks_of(a, opaque(kSegments))) break;
-    const Block b = find_block(a, item, kSegments);
-    if (b.segment == 0) clear(a, b, first_unused_token(a) + b.entry, a.tokens, entries_of(a));
+    const Block& b = share_block(a, item, kSegments);
     if (b.padding) {
       if (b.segment == 0) clear(a, b, b.begin, b.end, 1);
     } else if (b.segment < b.segments) {
       walk<true>(a, b);
     }
+    if (b.segment == 0) clear(a, b, first_unused_token(a) + b.entry, a.tokens, entries_of(a));
+    __syncthreads();  // shared memory is free for the next item
   }
 }

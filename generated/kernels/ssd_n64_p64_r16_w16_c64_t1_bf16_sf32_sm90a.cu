@@ -20,7 +20,7 @@
 // Launch, in order:
 //   ssm_ssd_n64_p64_r16_w16_c64_t1_bf16_sf32_sm90a_walk: grid.x = entries * 1 * groups * runs
 //   with entries = max(sequences, 1), runs = ceil(heads / groups / 2), at most 2^31 - 1 (blocks stride beyond that);
-//   block.x = 512; dynamic shared memory = 136384 bytes.
+//   block.x = 512; dynamic shared memory = 147456 bytes.
 //   No workspace.
 // One argument, ScanArgs by value; the struct below is its table. heads is a multiple of groups,
 // head_dim = 64.
@@ -43,7 +43,7 @@ constexpr int kParts = 1;     // operands that one value is the sum of
 constexpr int kStages = 3;    // chunks in shared memory: those ahead are copied during the work
 constexpr int kWarps = 16;
 constexpr int kThreads = 32 * kWarps;
-constexpr int kStageThreads = kThreads / 2;  // they copy tokens
+constexpr int kStageThreads = 128;  // they copy tokens
 
 // The one argument of every entry. The order is frozen: NumPy (pyharness/args.py), Go and C mirror it.
 // Pointers are device addresses, null where an optional array is absent. Strides are in elements.
@@ -235,6 +235,36 @@ __device__ __forceinline__ float load_dt(const ScanArgs& a, const void* dt_io, i
 
 __device__ __forceinline__ float silu(float z) { return z / (1.f + expf(-z)); }
 
+// The tensor cores leave a lane two neighbouring columns of two rows: rows lane / 4 and lane / 4 + 8, columns
+// 2 (lane % 4) + {0, 1} of an 8-column tile. Neighbouring lanes swap halves to have four columns of one row each.
+constexpr uint32_t kWholeWarp = 0xffffffffu;
+
+__device__ __forceinline__ int quad_row(int lane) { return lane / 4 + 8 * (lane & 1); }
+__device__ __forceinline__ int quad_column(int lane) { return 2 * (lane & 2); }
+
+__device__ __forceinline__ float4 to_quad(const float (&v)[4], int lane) {
+  const bool odd = lane & 1;
+  const float first = __shfl_xor_sync(kWholeWarp, odd ? v[0] : v[2], 1);
+  const float second = __shfl_xor_sync(kWholeWarp, odd ? v[1] : v[3], 1);
+  return odd ? make_float4(first, second, v[2], v[3]) : make_float4(v[0], v[1], first, second);
+}
+
+// Four neighbouring elements in global memory, as one access where `vector`.
+__device__ __forceinline__ float4 load_four(const Io* p, bool vector) {
+  if (vector) return load4(p);
+  return make_float4(to_f32(p[0]), to_f32(p[1]), to_f32(p[2]), to_f32(p[3]));
+}
+
+__device__ __forceinline__ void store_four(Io* p, float4 v, bool vector) {
+  alignas(16) Io out[4] = {from_f32<Io>(v.x), from_f32<Io>(v.y), from_f32<Io>(v.z), from_f32<Io>(v.w)};
+  if (vector) {
+    store_streaming(reinterpret_cast<Quad<Io>::type*>(p), *reinterpret_cast<Quad<Io>::type*>(out));
+    return;
+  }
+#pragma unroll
+  for (int i = 0; i < 4; ++i) p[i] = out[i];
+}
+
 // Rounding of stored states: to nearest, or stochastically with Philox 4x32-10 (Salmon et al., SC 2011) keyed by
 // {seed, step} and counted by (element, slot, token), so that every launch configuration draws the same numbers.
 struct Rounding {
@@ -383,38 +413,59 @@ __device__ __forceinline__ void store_pair(const Destination& to, int n, float l
   to.row[n + 1] = out[1];
 }
 
-// What one entry of a launch's sequence list has to do.
-struct Sequence {
-  int begin = 0;         // first token
-  int end = 0;           // one past the last token
-  int64_t read = -1;     // slot of the initial state, -1: start from zero
-  int64_t write = -1;    // slot of the final state, -1: discard it
-  bool padding = false;  // y rows become 0 and no state is touched
+// The numbers of one entry of a launch's sequence list, asked for together, so that they are waited for once. What they
+// mean for the state and for the rest are questions of their own: the state's loads wait for no other answer.
+struct Entry {
+  int begin = 0;   // first token
+  int end = 0;     // one past the last token
+  int read = -1;   // slots as the lists say
+  int write = -1;  // where there is no list, unused
+  int resume = 0;  // not 0: the state goes on from the read slot
 };
 
-// NOTE: a slot out of range behaves as padding, so no data on the device can reach memory outside the pool. A fresh
-// sequence's read slot is looked at only for padding.
-__device__ __forceinline__ Sequence find_sequence(const ScanArgs& a, int64_t entry) {
-  Sequence q;
-  if (entry >= a.sequences) return q;
-  const int64_t s = a.sequence_order ? a.sequence_order[entry] : entry;
-  if (s < 0 || s >= a.sequences) return q;
-  const int begin = a.cu_seqlens ? a.cu_seqlens[s] : 0;
-  const int end = a.cu_seqlens ? a.cu_seqlens[s + 1] : a.tokens;
-  const int64_t read = a.read_slots ? a.read_slots[s] : s;
-  const int64_t write = a.write_slots ? a.write_slots[s] : read;
-  const bool resume = a.state && (a.resume ? a.resume[s] != 0 : true);
-  q.begin = max(begin, 0);
-  q.end = min(end, a.tokens);
-  q.padding =
-      read == a.pad_slot || (resume && (read < 0 || read >= a.slots)) || (a.state && (write < -1 || write >= a.slots));
-  if (q.padding) return q;
-  if (resume) q.read = read;
-  if (a.state) q.write = write;
-  // An empty sequence that would write back what it read leaves the slot alone.
-  if (q.end <= q.begin && q.read == q.write) q.read = q.write = -1;
-  return q;
+// NOTE: threadIdx.y is 0. It tells the compiler that the numbers may differ from lane to lane: in registers that a warp
+// shares it would move each as soon as it is asked for, and wait there before it asks for the next.
+__device__ __forceinline__ Entry load_entry(const ScanArgs& a, int64_t entry) {
+  Entry e;
+  int s = static_cast<int>(entry) + static_cast<int>(threadIdx.y);
+  if (a.sequence_order) s = entry < a.sequences ? a.sequence_order[s] : -1;
+  const bool there = s >= 0 && s < a.sequences;
+  if (there) e.read = s, e.end = a.tokens;
+  e.resume = there && a.state;
+  if (there && a.read_slots) e.read = a.read_slots[s];
+  if (there && a.state && a.resume) e.resume = a.resume[s];
+  if (there && a.cu_seqlens) e.begin = a.cu_seqlens[s], e.end = a.cu_seqlens[s + 1];
+  if (there && a.write_slots) e.write = a.write_slots[s];
+  return e;
 }
+
+__device__ __forceinline__ bool in_pool(const ScanArgs& a, int slot) { return slot >= 0 && slot < a.slots; }
+
+// Slot of the initial state, -1: start from zero.
+__device__ __forceinline__ int initial_slot(const ScanArgs& a, const Entry& e) {
+  return e.resume && e.read != a.pad_slot && in_pool(a, e.read) ? e.read : -1;
+}
+
+// Slot that the lists give the final state, -1: discard it.
+__device__ __forceinline__ int listed_write(const ScanArgs& a, const Entry& e) {
+  return !a.state ? -1 : a.write_slots ? e.write : e.read;
+}
+
+// NOTE: a slot out of range behaves as padding, so no data on the device can reach memory outside the pool. A fresh
+// sequence's read slot is looked at only for padding. An entry out of range is padding without tokens.
+__device__ __forceinline__ bool is_padding(const ScanArgs& a, const Entry& e) {
+  const int write = listed_write(a, e);
+  return e.read == a.pad_slot || (e.resume && !in_pool(a, e.read)) || (write != -1 && !in_pool(a, write));
+}
+
+// Slot of the final state: an empty sequence that would write back what it read leaves the slot alone.
+__device__ __forceinline__ int final_slot(const ScanArgs& a, const Entry& e, int initial) {
+  const int write = listed_write(a, e);
+  return e.end <= e.begin && initial == write ? -1 : write;
+}
+
+// A condition of an entry's numbers, which is the same on every lane, as one that the compiler knows to be so.
+__device__ __forceinline__ bool uniform(bool condition) { return __any_sync(kWholeWarp, condition); }
 
 // Tokens from here on belong to no sequence: their rows of y become 0.
 __device__ __forceinline__ int first_unused_token(const ScanArgs& a) {
@@ -614,36 +665,6 @@ __device__ __forceinline__ Sum exponent(float d, float rate, float rate_low) {
   return fabsf(high) <= 1e30f ? Sum{high, low} : Sum{copysignf(1e30f, high), 0.f};
 }
 
-// The tensor cores leave a lane two neighbouring columns of two rows: rows lane / 4 and lane / 4 + 8, columns
-// 2 (lane % 4) + {0, 1} of an 8-column tile. Neighbouring lanes swap halves to have four columns of one row each.
-constexpr uint32_t kWholeWarp = 0xffffffffu;
-
-__device__ __forceinline__ int quad_row(int lane) { return lane / 4 + 8 * (lane & 1); }
-__device__ __forceinline__ int quad_column(int lane) { return 2 * (lane & 2); }
-
-__device__ __forceinline__ float4 to_quad(const float (&v)[4], int lane) {
-  const bool odd = lane & 1;
-  const float first = __shfl_xor_sync(kWholeWarp, odd ? v[0] : v[2], 1);
-  const float second = __shfl_xor_sync(kWholeWarp, odd ? v[1] : v[3], 1);
-  return odd ? make_float4(first, second, v[2], v[3]) : make_float4(v[0], v[1], first, second);
-}
-
-// Four neighbouring elements in global memory, as one access where `vector`.
-__device__ __forceinline__ float4 load_four(const Io* p, bool vector) {
-  if (vector) return load4(p);
-  return make_float4(to_f32(p[0]), to_f32(p[1]), to_f32(p[2]), to_f32(p[3]));
-}
-
-__device__ __forceinline__ void store_four(Io* p, float4 v, bool vector) {
-  alignas(16) Io out[4] = {from_f32<Io>(v.x), from_f32<Io>(v.y), from_f32<Io>(v.z), from_f32<Io>(v.w)};
-  if (vector) {
-    store_streaming(reinterpret_cast<Quad<Io>::type*>(p), *reinterpret_cast<Quad<Io>::type*>(out));
-    return;
-  }
-#pragma unroll
-  for (int i = 0; i < 4; ++i) p[i] = out[i];
-}
-
 // 16 x 16 tiles of operands as a warp holds them, 8 x 8 quarters a word: a lane has row lane / 4, columns 2 (lane % 4)
 // + {0, 1} of each. The left operand of a product has the quarters in the order (0, 0), (8, 0), (0, 8), (8, 8); the
 // right one, which is multiplied by its rows, in the order (0, 0), (0, 8), (8, 0), (8, 8), so that what one instruction
@@ -807,7 +828,8 @@ constexpr int kPanelColumns = 64, kPanelRowBytes = 128;
 // Where an element of a panel is. Columns that are some multiple of 16 further right, within the panel, are at this
 // place xor that multiple.
 __device__ __forceinline__ int swizzled(int row, int column) {
-  return row * kPanelColumns + ((column / 8 ^ row % 8) * 8 + column % 8);
+  const uint32_t r = row, c = column;
+  return static_cast<int>(r * kPanelColumns + ((c / 8 ^ r % 8) * 8 + c % 8));
 }
 
 __device__ __forceinline__ void fence_for_products() {
@@ -843,6 +865,23 @@ __device__ __forceinline__ void products_wait() {
 #if !defined(SSM_EMULATOR)
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kBatches) : "memory");
 #endif
+}
+
+// The same for a number that is constant once loops are unrolled.
+__device__ __forceinline__ void products_wait_but(int batches) {
+  switch (batches) {
+    case 0:
+      products_wait<0>();
+      break;
+    case 1:
+      products_wait<1>();
+      break;
+    case 2:
+      products_wait<2>();
+      break;
+    default:
+      products_wait<3>();
+  }
 }
 
 // A panel as products name it.
@@ -944,6 +983,25 @@ __device__ __forceinline__ void store_matrices(Operand* row, const uint32_t (&r)
 #endif
 }
 
+// Barriers by number, for some of a block's warps: a warp counts as 32 threads, and a phase of a barrier is over when
+// `threads` have come to it. Number 0 is __syncthreads. One that arrives does not wait; what it did before is seen by
+// those that wait. A barrier is come to again only when its phase before is known to be over.
+__device__ __forceinline__ void barrier_wait(int number, int threads) {
+#if defined(SSM_EMULATOR)
+  emu_named_barrier(number, threads, true);
+#else
+  asm volatile("barrier.sync.aligned %0, %1;" ::"r"(number), "r"(threads) : "memory");
+#endif
+}
+
+__device__ __forceinline__ void barrier_arrive(int number, int threads) {
+#if defined(SSM_EMULATOR)
+  emu_named_barrier(number, threads, false);
+#else
+  asm volatile("barrier.arrive.aligned %0, %1;" ::"r"(number), "r"(threads) : "memory");
+#endif
+}
+
 constexpr int kTiles = kChunk / 16;             // tiles of 16 tokens in a chunk
 constexpr int kTileRows = kRows / 16;           // tiles of 16 rows of a warp
 constexpr int kTileColumns = kDState / 16;      // tiles of 16 columns of a row
@@ -962,27 +1020,35 @@ struct Block {
 
 __device__ __forceinline__ int64_t blocks_of(const ScanArgs& a, int segments) {
   const int runs = (a.heads / a.groups + kHeads - 1) / kHeads;
-  return entries_of(a) * segments * a.groups * runs;
+  // NOTE: opaque, so that the number is not kept in a register from item to item.
+  return static_cast<int64_t>(max(opaque(a.sequences), 1)) * segments * a.groups * runs;
+}
+
+// NOTE: 64-bit divisions are many times slower, and a launch of microseconds feels them.
+__device__ __forceinline__ int64_t quotient(int64_t a, int b) {
+  return a <= 0x7fffffff ? static_cast<int64_t>(static_cast<uint32_t>(a) / static_cast<uint32_t>(b)) : a / b;
 }
 
 __device__ __forceinline__ Block find_block(const ScanArgs& a, int64_t item, int segments) {
   const int of_group = a.heads / a.groups, runs = (of_group + kHeads - 1) / kHeads;
-  const int64_t of_segment = static_cast<int64_t>(a.groups) * runs;
-  const int64_t row = item / of_segment;
+  const int of_segment = a.groups * runs;
+  const int64_t row = quotient(item, of_segment);
   const int place = static_cast<int>(item - row * of_segment);
   Block b;
-  b.entry = static_cast<int>(row / segments);
+  b.entry = static_cast<int>(quotient(row, segments));
   b.segment = static_cast<int>(row - static_cast<int64_t>(b.entry) * segments);
   b.group = place / runs;
   const int before = (place - b.group * runs) * kHeads;
   b.head = b.group * of_group + before;
   b.heads = min(kHeads, of_group - before);
-  const Sequence q = find_sequence(a, b.entry);
-  b.begin = q.begin;
-  b.end = q.end;
-  b.read = static_cast<int>(q.read);
-  b.write = static_cast<int>(q.write);
-  b.padding = q.padding;
+  const Entry e = load_entry(a, b.entry);
+  const int initial = initial_slot(a, e);
+  // From one lane, so that the compiler knows that a warp has one value.
+  b.begin = __shfl_sync(kWholeWarp, max(e.begin, 0), 0);
+  b.end = __shfl_sync(kWholeWarp, min(e.end, a.tokens), 0);
+  b.padding = uniform(b.entry >= a.sequences || is_padding(a, e));
+  b.read = __shfl_sync(kWholeWarp, b.padding ? -1 : initial, 0);
+  b.write = __shfl_sync(kWholeWarp, b.padding ? -1 : final_slot(a, e, initial), 0);
   const int tokens = max(b.end - b.begin, 0);
   b.chunks = (tokens + kChunk - 1) / kChunk;
   const int each = max((b.chunks + kSegments - 1) / kSegments, 1);
@@ -1020,7 +1086,6 @@ struct Decays {
 // What a warp needs once a chunk or less. It has its own in shared memory, which spares it registers.
 struct Note {
   float bias, rate, rate_low;  // what turns dt of the head into decays
-  int final_slot;              // where the state behind the segment goes, -1: nowhere
 };
 
 // One warp's share of the decays of its head: half a warp a tile. dt is asked for with `load` a chunk ahead of
@@ -1029,13 +1094,12 @@ struct Clock {
   static constexpr int kPasses = (kTiles + 2 * kHeadWarps - 1) / (2 * kHeadWarps);
   uint32_t dt[kPasses], ahead[kPasses];  // as stored, of the next chunk and the one after: nothing waits for it here
 
-  __device__ __forceinline__ void start(const ScanArgs& a, const Block& b, int head, int lane, Note& out) {
+  __device__ __forceinline__ void start(const ScanArgs& a, int head, int lane, Note& out) {
     if (lane == 0) {
       const float A = a.A[head], rate = A * kLog2E;
       out.bias = a.dt_bias ? a.dt_bias[head] : 0.f;
       out.rate = rate;
       out.rate_low = fmaf(A, kLog2E, -rate) + A * kLog2ELow;
-      out.final_slot = b.last == b.chunks ? b.write : -1;
     }
     __syncwarp();
   }
@@ -1147,8 +1211,10 @@ __device__ __forceinline__ float4 weights(const Decays& w, int tile, int lane) {
   return make_float4(near.x * after, near.y * after, far.x * after, far.y * after);
 }
 
-constexpr int kGroups = kWarps / 8;  // warp groups that carry 64 rows of a head each, and as many that write their y
+constexpr int kGroups = kWarps / 8;  // warp groups that carry 64 rows of a head each, and as many that write y
+constexpr int kHeadGroups = kHeadDim / 64;
 constexpr int kPanel = kChunk * kPanelColumns;
+constexpr int kClocks = 3;  // chunks whose decays are kept: that of y, that of the state, and the one ahead
 
 // Arrays of 64 tokens, or of 64 rows of a state, as panels of 64 columns.
 template <int kColumns>
@@ -1157,36 +1223,45 @@ __device__ __forceinline__ constexpr int plane_of() {
 }
 template <int kColumns>
 __device__ __forceinline__ int offset_of(int token, int column) {
-  return column / kPanelColumns * kPanel + swizzled(token, column % kPanelColumns);
+  const uint32_t c = column;
+  return c / kPanelColumns * kPanel + swizzled(token, c % kPanelColumns);
 }
 
-// Shared memory of a block, in bytes from its start. Panels are at multiples of 1024 bytes.
-constexpr int kOffsetC = kDState * kChunk * 2;
-constexpr int kOffsetX = 2 * kOffsetC;
-constexpr int kStageBytes = kOffsetX + kHeads * kHeadDim * kChunk * 2;
-constexpr int kOffsetStates = kStages * kStageBytes;
-constexpr int kOffsetDecays = kOffsetStates + 2 * kGroups * 64 * kDState * 2;
-constexpr int kOffsetNotes = kOffsetDecays + 2 * kHeads * static_cast<int>(sizeof(Decays));
-constexpr int kSharedBytes = kOffsetNotes + kStageThreads / 32 * static_cast<int>(sizeof(Note));
-static_assert(kSharedBytes == 136384, "the spec and the kernel agree on shared memory");
+// Shared memory of a block, in bytes from its start. Panels are at multiples of 1024 bytes. Where no y is written
+// there is no C, and nothing behind the stages.
+constexpr int kOffsetNotes = kClocks * kHeads * static_cast<int>(sizeof(Decays));
+constexpr int kOffsetBlock = kOffsetNotes + kWarps / 2 * static_cast<int>(sizeof(Note));
+constexpr int kOffsetStages = (kOffsetBlock + static_cast<int>(sizeof(Block)) + 1023) / 1024 * 1024;
+constexpr int kOffsetX = kDState * kChunk * 2;  // in a stage, behind B
+constexpr int kOffsetC = kOffsetX + kHeads * kHeadDim * kChunk * 2;
+constexpr int kStageBytes = kOffsetC + kDState * kChunk * 2;
+constexpr int kOffsetStates = kOffsetStages + kStages * kStageBytes;
+constexpr int kOffsetRows = kOffsetStates + 2 * kGroups * 64 * kDState * 2;
+constexpr int kRowsColumns = 32;  // of y that a warp turns into whole rows at a time
+constexpr int kSharedBytes = kOffsetRows + kWarps / 2 * 16 * kRowsColumns * 2;
+static_assert(kSharedBytes == 147456, "the spec and the kernel agree on shared memory");
+static_assert(kOffsetStages + kStages * kOffsetC == 81920, "and on that of the first launch");
 
 extern __shared__ __align__(1024) unsigned char shared_memory[];
 
-__device__ __forceinline__ Operand* tokens_B(int stage) {
-  return reinterpret_cast<Operand*>(shared_memory + stage * kStageBytes);
+// Where a chunk's tokens are in shared memory.
+template <bool kOutput>
+__device__ __forceinline__ int stage_of(int chunk) {
+  return kOffsetStages + chunk % kStages * (kOutput ? kStageBytes : kOffsetC);
 }
+__device__ __forceinline__ Operand* tokens_B(int stage) { return reinterpret_cast<Operand*>(shared_memory + stage); }
 __device__ __forceinline__ Operand* tokens_C(int stage) {
-  return reinterpret_cast<Operand*>(shared_memory + stage * kStageBytes + kOffsetC);
+  return reinterpret_cast<Operand*>(shared_memory + stage + kOffsetC);
 }
 __device__ __forceinline__ Operand* tokens_x(int stage) {
-  return reinterpret_cast<Operand*>(shared_memory + stage * kStageBytes + kOffsetX);
+  return reinterpret_cast<Operand*>(shared_memory + stage + kOffsetX);
 }
 // The state of a warp group's 64 rows before the chunk, rounded: panels like those of 64 tokens.
 __device__ __forceinline__ Operand* rounded_state(int chunk, int group) {
   return reinterpret_cast<Operand*>(shared_memory + kOffsetStates) + ((chunk & 1) * kGroups + group) * 64 * kDState;
 }
 __device__ __forceinline__ Decays& decays(int chunk, int head) {
-  return reinterpret_cast<Decays*>(shared_memory + kOffsetDecays)[(chunk & 1) * kHeads + head];
+  return reinterpret_cast<Decays*>(shared_memory)[chunk % kClocks * kHeads + head];
 }
 __device__ __forceinline__ Note& note_of(int warp) {
   return reinterpret_cast<Note*>(shared_memory + kOffsetNotes)[warp];
@@ -1198,6 +1273,33 @@ __device__ __forceinline__ void read_x(float2 (&v)[4], int stage, int token, int
   const int first = row / kPanelColumns * kPanel + swizzled(token + lane % 16, lane / 16 * 8);
   load_matrices(t.r, tokens_x(stage) + (first ^ further));
   values_of(v, t);
+}
+
+// Sixteen tokens of y, kRowsColumns of their rows, on the way from a warp's products to whole rows in memory: piece i
+// of 8 columns of token t is at i ^ (t / 2 % 4), so that neither side meets itself in a bank.
+__device__ __forceinline__ Io* y_piece(int writer, int token, int piece) {
+  Io* own = reinterpret_cast<Io*>(shared_memory + kOffsetRows) + writer * 16 * kRowsColumns;
+  return own + token * kRowsColumns + (piece ^ static_cast<uint32_t>(token) / 2 % 4) * 8;
+}
+
+// Barriers, two of each for the chunks in turn. Those that carry the state and those that bring tokens and write y wait
+// for each other only where one hands over to the other.
+constexpr int kCarriers = kWarps / 2 * 32, kHandOver = kCarriers + 128;
+enum Meeting : int {
+  kLoaded = 1,           // a chunk and its decays are there
+  kReady = kLoaded + 2,  // so is the state before it, and the chunk before has been read
+  kLooked = kReady + 2   // those that write y need the state before the chunk and its decays no more
+};
+
+// What the block works on, in shared memory: it spares registers, and one warp finds it for all.
+__device__ __forceinline__ const Block& share_block(const ScanArgs& a, int64_t item, int segments) {
+  Block& shared = *reinterpret_cast<Block*>(shared_memory + kOffsetBlock);
+  if (threadIdx.x < 32) {
+    const Block found = find_block(a, item, segments);
+    if (threadIdx.x == 0) shared = found;
+  }
+  __syncthreads();
+  return shared;
 }
 
 // offset_of a token some turns of `kTurn` later, which is a constant further on where the pattern of offsets repeats.
@@ -1217,7 +1319,7 @@ struct Share {
 
   // A whole chunk; `from` is the thread's piece of its first token and moves to the next chunk's.
   static __device__ __forceinline__ void copy(Operand* to, const Io*& from, int64_t stride, int columns, int thread) {
-    const int first = thread / kPieces, c = (thread - first * kPieces) * kPiece;
+    const int first = static_cast<uint32_t>(thread) / kPieces, c = static_cast<uint32_t>(thread) % kPieces * kPiece;
     const int64_t step = kAtOnce * stride;
     const Io* next = from;
     if (first < kAtOnce && c < columns) {
@@ -1236,7 +1338,7 @@ struct Share {
   static __device__ __forceinline__ void copy_part(Operand* to, const Io* from, int64_t stride, bool vector, int count,
                                                 int columns, int thread) {
     if (vector) {
-      const int first = thread / kPieces, c = (thread - first * kPieces) * kPiece;
+      const int first = static_cast<uint32_t>(thread) / kPieces, c = static_cast<uint32_t>(thread) % kPieces * kPiece;
       if (first >= kAtOnce || c >= columns) return;
 #pragma unroll 1
       for (int t = first; t < kChunk; t += kAtOnce) {
@@ -1255,13 +1357,10 @@ struct Share {
 
   static __device__ __forceinline__ const Io* own(const void* array, int64_t stride, int64_t token, int64_t column,
                                                   int thread) {
-    const int first = thread / kPieces, c = (thread - first * kPieces) * kPiece;
+    const int first = static_cast<uint32_t>(thread) / kPieces, c = static_cast<uint32_t>(thread) % kPieces * kPiece;
     return static_cast<const Io*>(array) + (token + first) * stride + column + c;
   }
 };
-
-// Where a chunk's tokens are in shared memory.
-__device__ __forceinline__ int stage_of(int chunk) { return chunk % kStages; }
 
 // Brings the tokens of a segment to shared memory, chunk by chunk, by kStageThreads threads; without kOutput
 // all but C.
@@ -1271,13 +1370,13 @@ struct Tokens {
   int next;
   bool whole;  // all arrays take 16-byte accesses
 
-  __device__ __forceinline__ Tokens(const ScanArgs& a, const Block& b, int thread) {
-    const int64_t t0 = b.begin + static_cast<int64_t>(b.first) * kChunk;
+  __device__ __forceinline__ Tokens(const ScanArgs& a, const Block& b, int chunk, int thread) {
+    const int64_t t0 = b.begin + static_cast<int64_t>(chunk) * kChunk;
     const int64_t column = static_cast<int64_t>(b.group) * kDState, row = static_cast<int64_t>(b.head) * kHeadDim;
     B = Share<kDState>::own(a.B, a.B_stride, t0, column, thread);
     C = Share<kDState>::own(a.C, a.C_stride, t0, column, thread);
     x = Share<kHeads * kHeadDim>::own(a.x, a.x_stride, t0, row, thread);
-    next = b.first;
+    next = chunk;
     constexpr uint32_t kVectors = kFlagVectorB | kFlagVectorX | (kOutput ? kFlagVectorC : 0u);
     whole = (a.flags & kVectors) == kVectors;
   }
@@ -1285,7 +1384,7 @@ struct Tokens {
   // Asks for the next chunk as one group of copies, an empty one behind the segment's last.
   __device__ __forceinline__ void stage(const ScanArgs& a, const Block& b, int thread) {
     const int64_t t0 = b.begin + static_cast<int64_t>(next) * kChunk;
-    const int at = stage_of(next);
+    const int at = stage_of<kOutput>(next);
     if (next >= b.last) {
     } else if (whole && t0 + kChunk <= b.end) {
       Share<kDState>::copy(tokens_B(at), B, a.B_stride, kDState, thread);
@@ -1391,17 +1490,153 @@ struct Rows {
   }
 };
 
-// The last of y for 16 tokens, as products leave it: D x, the gate, and to memory. `row` is the first of 8 *
-// kCount rows of the head, `column` the same in the block's x.
-template <int kCount>
-__device__ __forceinline__ void finish(const ScanArgs& a, const Block& b, float (&y)[kCount][4], int stage, int chunk,
-                                       int tile, int head, int row, int column, int lane) {
+// Leaves 64 columns of a warp's rows of the state before a chunk where products find them.
+__device__ __forceinline__ void publish(const Rows& rows, int panel, int chunk, int warp, int lane) {
+  lane = opaque(lane);  // or the addresses below are kept in registers from chunk to chunk
+  Operand* to = rounded_state(chunk, warp / 4) + panel * kPanel;
+  const int first = swizzled(warp % 4 * 16 + lane % 16, lane / 16 * 8);
+#pragma unroll
+  for (int j = 0; j < 4; ++j) {
+    const Left t = pack_left(rows.s[0][8 * panel + 2 * j], rows.s[0][8 * panel + 2 * j + 1]);
+    store_matrices(to + (first ^ j * 16), t.r);
+  }
+}
+
+// 64 columns of the rows, as products sum them.
+__device__ __forceinline__ float (&columns_of(Rows& rows, int panel))[8][4] {
+  return reinterpret_cast<float(&)[8][4]>(rows.s[0][8 * panel]);
+}
+
+// The state behind a chunk from the one before it, 64 columns at a time. `beside` is called while products run, and
+// `leave` with each 64 columns when they are there, which without kOutput is when all are.
+template <bool kOutput, typename Beside, typename Leave>
+__device__ __forceinline__ void advance_state(Rows& rows, int stage, int chunk, int local, int row, int lane,
+                                              const Beside& beside, const Leave& leave) {
+  constexpr int kPanels = kDState / 64;
+  const Decays& w = decays(chunk, local);
+  Left x[kTiles];
+#pragma unroll
+  for (int k = 0; k < kTiles; ++k) {
+    Right t;
+    const int token = 16 * k + lane % 16, place = local * kHeadDim + row + lane / 16 * 8;
+    load_matrices_transposed(t.r, tokens_x(stage) + offset_of<kHeads * kHeadDim>(token, place));
+    x[k] = weigh(t, weights(w, k, lane));
+  }
+  const float decay = exp2_fast(w.between(0, kTiles));
+  const Panel keys(tokens_B(stage));
+  if (!kOutput) rows.scale(decay);
+#pragma unroll
+  for (int n = 0; n < kPanels; ++n) {
+    float(&s)[8][4] = columns_of(rows, n);
+#pragma unroll
+    for (int i = 0; kOutput && i < 32; ++i) s[i / 4][i % 4] *= decay;
+    hold(s);
+    if (kOutput || n == 0) products_begin();
+#pragma unroll
+    for (int k = 0; k < kTiles; ++k) product(s, x[k].r, keys + n, k);
+    if (kOutput || n == kPanels - 1) products_end();
+  }
+  beside();
+#pragma unroll
+  for (int n = 0; n < kPanels; ++n) {
+    products_wait_but(kOutput ? kPanels - 1 - n : 0);
+    hold(columns_of(rows, n));
+    leave(n);
+  }
+}
+
+// Scores of 16 tokens, tile kLater of a chunk: those of each tile before it and of itself, zeros behind.
+template <int kLater>
+__device__ __forceinline__ void decay_scores(const Decays& w, const float (&near)[8][4], Left (&scores)[kTiles],
+                                             int lane) {
+  const int q = 16 * kLater + lane / 4, k = 2 * (lane % 4);
+  scores[kLater] = decayed(w, near[2 * kLater], near[2 * kLater + 1], kLater, lane);
+  float upper = w.since[q], lower = w.since[q + 8];
+#pragma unroll
+  for (int tile = kLater - 1; tile >= 0; --tile) {
+    float part[2][4];
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const float(&v)[4] = near[2 * tile + half];
+      const float2 until = *reinterpret_cast<const float2*>(&w.until[16 * tile + k + 8 * half]);
+      part[half][0] = v[0] * until.x * upper;
+      part[half][1] = v[1] * until.y * upper;
+      part[half][2] = v[2] * until.x * lower;
+      part[half][3] = v[3] * until.y * lower;
+    }
+    scores[tile] = pack_left(part[0], part[1]);
+    if (tile > 0) {
+      const float passed = exp2_fast(w.tile[tile]);
+      upper *= passed;
+      lower *= passed;
+    }
+  }
+#pragma unroll
+  for (int tile = kLater + 1; tile < kTiles; ++tile) scores[tile] = Left{};
+}
+
+// The same with the tile as a number: a text of its own for each, without a choice inside.
+__device__ __forceinline__ void decay_scores(const Decays& w, const float (&near)[8][4], int later,
+                                             Left (&scores)[kTiles], int lane) {
+  static_assert(kTiles == 4, "a warp group has a warp for each tile of tokens");
+  if (later == 0) {
+    decay_scores<0>(w, near, scores, lane);
+  } else if (later == 1) {
+    decay_scores<1>(w, near, scores, lane);
+  } else if (later == 2) {
+    decay_scores<2>(w, near, scores, lane);
+  } else {
+    decay_scores<3>(w, near, scores, lane);
+  }
+}
+
+__device__ __forceinline__ float2 load_two(const Io* p, bool vector) {
+  if (vector) return unpack(*reinterpret_cast<const uint32_t*>(p), Io());
+  return make_float2(to_f32(p[0]), to_f32(p[1]));
+}
+
+// Sixteen tokens of y and 64 of their rows, as products leave them, to memory in whole pieces of rows.
+template <bool kVector>
+__device__ __forceinline__ void store_rows(Io* into, int64_t stride, int64_t tokens, const float (&y)[8][4], int writer,
+                                           int lane) {
+#pragma unroll
+  for (int first = 0; first < 64; first += kRowsColumns) {
+    __syncwarp();  // the columns before have been read
+#pragma unroll
+    for (int j = 0; j < kRowsColumns / 16; ++j) {
+      const int i = first / 8 + 2 * j;
+      store_matrices(y_piece(writer, lane % 16, 2 * j + lane / 16), pack_left(y[i], y[i + 1]).r);
+    }
+    __syncwarp();
+    uint4 v[2];
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      v[half] = *reinterpret_cast<const uint4*>(y_piece(writer, lane / 4 + 8 * half, lane % 4));
+    }
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int token = lane / 4 + 8 * half;
+      Io* own = into + token * stride + first + 8 * (lane % 4);
+      if (token >= tokens) continue;
+      if (kVector) {
+        store_streaming(reinterpret_cast<uint4*>(own), v[half]);
+      } else {
+#pragma unroll
+        for (int i = 0; i < 8; ++i) own[i] = reinterpret_cast<const Io*>(&v[half])[i];
+      }
+    }
+  }
+}
+
+// The last of y for 16 tokens and 64 rows of a head, as products leave it: D x, the gate, and to memory in whole
+// pieces of rows. `row` is the first of the head's, `column` the same in the block's x.
+__device__ __forceinline__ void finish(const ScanArgs& a, const Block& b, float (&y)[8][4], float skip, int stage,
+                                       int chunk, int tile, int head, int row, int column, int writer, int lane) {
   lane = opaque(lane);  // or the addresses below are kept in registers from chunk to chunk
   const int64_t t0 = b.begin + static_cast<int64_t>(chunk) * kChunk + 16 * tile;
   if (a.D) {
-    const float skip = a.D[head];
 #pragma unroll
-    for (int i = 0; i < kCount; i += 2) {
+    for (int i = 0; i < 8; i += 2) {
       float2 x[4];  // rows lane / 4 and lane / 4 + 8 of tile i, then of tile i + 1
       read_x(x, stage, 16 * tile, column, 8 * i, lane);
 #pragma unroll
@@ -1412,150 +1647,72 @@ __device__ __forceinline__ void finish(const ScanArgs& a, const Block& b, float 
       }
     }
   }
-  const int64_t place = static_cast<int64_t>(head) * kHeadDim + row + quad_column(lane);
-  const int64_t t = t0 + quad_row(lane);
-  const bool there = t < b.end;
-  float4 v[kCount];
-#pragma unroll
-  for (int i = 0; i < kCount; ++i) v[i] = to_quad(y[i], lane);
+  const int64_t place = static_cast<int64_t>(head) * kHeadDim + row;
   if (a.z) {
-    const Io* from = static_cast<const Io*>(a.z) + t * a.z_stride + place;
     const bool vector = a.flags & kFlagVectorZ;
 #pragma unroll
-    for (int i = 0; i < kCount; ++i) {
-      const float4 z = there ? load_four(from + 8 * i, vector) : make_float4(0.f, 0.f, 0.f, 0.f);
-      v[i] = make_float4(v[i].x * silu_fast(z.x), v[i].y * silu_fast(z.y), v[i].z * silu_fast(z.z),
-                         v[i].w * silu_fast(z.w));
-    }
-  }
-  Io* into = static_cast<Io*>(a.y) + t * a.y_stride + place;
-  if (!there) return;
-  if (a.flags & kFlagVectorY) {
-#pragma unroll
-    for (int i = 0; i < kCount; ++i) store_four(into + 8 * i, v[i], true);
-  } else {
-#pragma unroll
-    for (int i = 0; i < kCount; ++i) store_four(into + 8 * i, v[i], false);
-  }
-}
-
-// Leaves a warp's rows of the state before a chunk where products find them.
-__device__ __forceinline__ void publish(const Rows& rows, int chunk, int warp, int lane) {
-  lane = opaque(lane);  // or the addresses below are kept in registers from chunk to chunk
-  Operand* to = rounded_state(chunk, warp / 4);
-  const int first = swizzled(warp % 4 * 16 + lane % 16, lane / 16 * 8);
-#pragma unroll
-  for (int j = 0; j < kTileColumns; ++j) {
-    const Left t = pack_left(rows.s[0][2 * j], rows.s[0][2 * j + 1]);
-    store_matrices(to + j / 4 * kPanel + (first ^ j % 4 * 16), t.r);
-  }
-}
-
-__device__ __forceinline__ void hold(Rows& rows) {
-#pragma unroll
-  for (int n = 0; n < kDState / 64; ++n) hold(reinterpret_cast<float(&)[8][4]>(rows.s[0][8 * n]));
-}
-
-// The state behind a chunk from the one before it.
-__device__ __forceinline__ void advance_state(Rows& rows, int stage, int chunk, int local, int row, int lane) {
-  const Decays& w = decays(chunk, local);
-  Left x[kTiles];
-#pragma unroll
-  for (int k = 0; k < kTiles; ++k) {
-    Right t;
-    const int token = 16 * k + lane % 16, place = local * kHeadDim + row + lane / 16 * 8;
-    load_matrices_transposed(t.r, tokens_x(stage) + offset_of<kHeads * kHeadDim>(token, place));
-    x[k] = weigh(t, weights(w, k, lane));
-  }
-  rows.scale(exp2_fast(w.between(0, kTiles)));
-  hold(rows);
-  products_begin();
-  const Panel keys(tokens_B(stage));
-#pragma unroll
-  for (int k = 0; k < kTiles; ++k) {
-#pragma unroll
-    for (int n = 0; n < kDState / 64; ++n) {
-      product(reinterpret_cast<float(&)[8][4]>(rows.s[0][8 * n]), x[k].r, keys + n, k);
-    }
-  }
-  products_end();
-  products_wait<0>();
-  hold(rows);
-}
-
-// The tile of scores at a time: those of tile `later` and of each tile before it and of itself, zeros behind.
-// Tiles are worked out side by side, without branches.
-__device__ __forceinline__ void decay_scores(const Decays& w, const float (&near)[8][4], int later,
-                                             Left (&scores)[kTiles], int lane) {
-  const int q = lane / 4, k = 2 * (lane % 4);
-  const float upper = w.since[16 * later + q], lower = w.since[16 * later + q + 8];
-  float own[2][4];  // of the tile and itself
-#pragma unroll
-  for (int e = 0; e < 8; ++e) {
-    own[e / 4][e % 4] = near[e / 4][e % 4];
-#pragma unroll
-    for (int tile = 1; tile < kTiles; ++tile) {
-      own[e / 4][e % 4] = tile == later ? near[2 * tile + e / 4][e % 4] : own[e / 4][e % 4];
-    }
-  }
-  const Left diagonal = decayed(w, own[0], own[1], later, lane);
-  float between = 0.f;
-#pragma unroll
-  for (int tile = kTiles - 1; tile >= 0; --tile) {
-    const float passed = tile < later ? exp2_fast(between) : 0.f;
-    between += tile < later ? w.tile[tile] : 0.f;
-    float part[2][4];
-#pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const float(&v)[4] = near[2 * tile + half];
-      const float2 until = *reinterpret_cast<const float2*>(&w.until[16 * tile + k + 8 * half]);
-      part[half][0] = v[0] * (upper * passed * until.x);
-      part[half][1] = v[1] * (upper * passed * until.y);
-      part[half][2] = v[2] * (lower * passed * until.x);
-      part[half][3] = v[3] * (lower * passed * until.y);
-    }
-    scores[tile] = pack_left(part[0], part[1]);
+      const int64_t t = t0 + lane / 4 + 8 * half;
+      const Io* from = static_cast<const Io*>(a.z) + t * a.z_stride + place + 2 * (lane % 4);
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      scores[tile].r[i] = tile < later ? scores[tile].r[i] : tile == later ? diagonal.r[i] : 0u;
+      for (int i = 0; i < 8; ++i) {
+        const float2 z = t < b.end ? load_two(from + 8 * i, vector) : make_float2(0.f, 0.f);
+        y[i][2 * half] *= silu_fast(z.x);
+        y[i][2 * half + 1] *= silu_fast(z.y);
+      }
     }
+  }
+  Io* into = static_cast<Io*>(a.y) + t0 * a.y_stride + place;
+  if (a.flags & kFlagVectorY) {
+    store_rows<true>(into, a.y_stride, b.end - t0, y, writer, lane);
+  } else {
+    store_rows<false>(into, a.y_stride, b.end - t0, y, writer, lane);
   }
 }
 
-// y of a chunk for the 64 rows of a warp group, of which a warp has 16 tokens: what the state before the chunk
-// gives, and what the chunk's own tokens give. `beside` is called while the first products run.
+// y of a chunk for all rows of the block, of which a warp has 16 tokens: what the state before the chunk gives, and
+// what the chunk's own tokens give. C . B is worked out once. `beside` is called while the first sums over the chunk's
+// tokens are.
 template <typename Beside>
-__device__ __forceinline__ void write_y(const ScanArgs& a, const Block& b, int stage, int chunk, int local, int row,
-                                        int group, int lane, const Beside& beside) {
-  const Decays& w = decays(chunk, local);
-  const int tile = row / 16 % 4, first = row / 64 * 64;
-  const int column = local * kHeadDim + first;  // of x in shared memory
-  const Panel keys(tokens_B(stage)), queries(tokens_C(stage)), state(rounded_state(chunk, group));
-  const Panel values(tokens_x(stage) + column / kPanelColumns * kPanel);
-  float near[8][4], y[8][4];
+__device__ __forceinline__ void write_y(const ScanArgs& a, const Block& b, int chunk, int writer, int lane,
+                                        const Beside& beside) {
+  const int stage = stage_of<true>(chunk), tile = writer % 4;
+  const Panel keys(tokens_B(stage)), queries(tokens_C(stage));
+  float near[8][4];
   products_begin();
 #pragma unroll
   for (int k = 0; k < kTileColumns; ++k) product(near, queries + k / 4, keys + k / 4, k % 4, k == 0);  // C . B
   products_end();
-#pragma unroll
-  for (int k = 0; k < kTileColumns; ++k) product(y, queries + k / 4, state + k / 4, k % 4, k == 0);  // C . S
-  products_end();
-  beside();
-  products_wait<1>();
+  products_wait<0>();
   hold(near);
   Left scores[kTiles];
-  decay_scores(w, near, tile, scores, lane);
-  products_wait<0>();
-  hold(y);
-  scale_rows(w, y, tile, lane);
-  hold(y);
-  products_begin();
+  const int groups = min(b.heads * kHeadGroups, kGroups);
+#pragma unroll 1
+  for (int group = 0; group < groups; ++group) {
+    const int local = group / kHeadGroups, first = group % kHeadGroups * 64, column = 64 * group;
+    const Decays& w = decays(chunk, local);
+    const Panel state(rounded_state(chunk, group)), values(tokens_x(stage) + group * kPanel);
+    float y[8][4];
+    products_begin();
 #pragma unroll
-  for (int k = 0; k < kTiles; ++k) product(y, scores[k].r, values, k);
-  products_end();
-  products_wait<0>();
-  hold(y);
-  finish(a, b, y, stage, chunk, tile, b.head + local, first, column, lane);
+    for (int k = 0; k < kTileColumns; ++k) product(y, queries + k / 4, state + k / 4, k % 4, k == 0);  // C . S
+    products_end();
+    if (group % kHeadGroups == 0) decay_scores(w, near, tile, scores, lane);
+    products_wait<0>();
+    hold(y);
+    scale_rows(w, y, tile, lane);
+    if (group + 1 == groups && chunk + 2 < b.last) barrier_arrive(kLooked + chunk % 2, kHandOver);
+    hold(y);
+    products_begin();
+#pragma unroll
+    for (int k = 0; k < kTiles; ++k) product(y, scores[k].r, values, k);
+    products_end();
+    if (group == 0) beside();
+    const float skip = a.D ? a.D[b.head + local] : 0.f;
+    products_wait<0>();
+    hold(y);
+    finish(a, b, y, skip, stage, chunk, tile, b.head + local, first, column, writer, lane);
+  }
 }
 
 // The state before a segment. Where there is a launch before this one, it has kept what leads up to it.
@@ -1571,7 +1728,7 @@ __device__ __forceinline__ void load_state(const ScanArgs& a, const Block& b, Ro
 template <bool kOutput>
 __device__ __forceinline__ void leave_state(const ScanArgs& a, const Block& b, const Rows& rows, Sum total, int local,
                                             int own, int warp, int state_row, int lane) {
-  const int slot = note_of(opaque(warp)).final_slot;
+  const int slot = b.last == b.chunks ? b.write : -1;
   if (kOutput && slot >= 0) {
     rows.store_slot(a, slot, max(b.end - b.begin, 0) - 1, state_row, lane, find_rounding(a.rounding_key));
   }
@@ -1587,58 +1744,96 @@ __device__ __forceinline__ void store_checkpoint(const ScanArgs& a, const Block&
   }
 }
 
-// The barrier that the warps which carry the state and those which write y reach in loops of their own.
-__device__ __forceinline__ void meet() { __syncthreads(); }
-
-// Carries the state of a warp group's 64 rows through a segment, and prepares each chunk's decays and, for
-// those that write y, the state before it. Where nobody writes y, it brings the tokens too.
+// Carries the state of a warp group's 64 rows through a segment. It works out each chunk's decays and, for those that
+// write y, leaves the state before it.
 template <bool kOutput>
 __device__ __forceinline__ void carry_state(const ScanArgs& a, const Block& b, int warp, int lane) {
   int local = warp / kHeadWarps, own = warp - local * kHeadWarps;  // head of the block, warp of the head
   int row = own * kRows, head = b.head + local;
   const bool present = local < b.heads;
-
   Clock clock;
-  if (present) clock.start(a, b, head, lane, note_of(warp));
-  Tokens<false> tokens(a, b, threadIdx.x);
-  if (b.first < b.last) {
-    if (!kOutput) tokens.stage_first(a, b, threadIdx.x);
-    if (present) {
-      clock.load(a, b, head, b.first, own, lane);
-      clock.turn();
-      clock.load(a, b, head, b.first + 1, own, lane);
-    }
+  if (present) {
+    clock.load(a, b, head, b.first, own, lane);
+    clock.turn();
+    clock.start(a, head, lane, note_of(warp));
   }
   Rows rows;
   rows.clear();
   Sum total{0.f, 0.f};
   if (present) {
     load_state<kOutput>(a, b, rows, local, warp, head * kHeadDim + row, lane);
-    if (b.first < b.last) {
-      clock.advance(a, b, b.first, own, lane, note_of(warp), decays(b.first, local));
-      if (kOutput) publish(rows, b.first, warp, lane);
-    }
+    clock.advance(a, b, b.first, own, lane, note_of(warp), decays(b.first, local));
+    clock.load(a, b, head, b.first + 1, own, lane);
+    clock.turn();
+#pragma unroll
+    for (int panel = 0; kOutput && panel < kDState / 64; ++panel) publish(rows, panel, b.first, warp, lane);
   }
+  bool first = true;
 #pragma unroll 1
   for (int chunk = b.first; chunk < b.last; ++chunk) {
-    if (present) clock.turn();
-    if (!kOutput) copy_async_wait<kStages - 2>();
-    fence_for_products();
-    meet();  // this chunk, its decays and its state are there; those of the chunk before may be written over
-    if (!kOutput) tokens.stage(a, b, threadIdx.x);
-    if (!present) continue;
-    local = opaque(warp) / kHeadWarps;  // again, rather than kept in registers from chunk to chunk
-    own = opaque(warp) - local * kHeadWarps;
-    row = own * kRows;
-    head = b.head + local;
-    clock.load(a, b, head, chunk + 2, own, lane);
-    if (chunk + 1 < b.last) clock.advance(a, b, chunk + 1, own, lane, note_of(warp), decays(chunk + 1, local));
-    advance_state(rows, stage_of(chunk), chunk, local, row, lane);
-    if (!kOutput) total = add(total, Sum{decays(chunk, local).between(0, kTiles), 0.f});
-    if (kOutput && chunk + 1 < b.last) publish(rows, chunk + 1, warp, lane);
-    if (kOutput && a.checkpoint_slots) store_checkpoint(a, b, rows, chunk, opaque(head) * kHeadDim + row, lane);
+    if (kOutput) fence_for_products();
+    barrier_wait(kLoaded + chunk % 2, kHandOver);
+    barrier_arrive(kReady + chunk % 2, kHandOver);
+    const bool more = chunk + 1 < b.last;
+    const auto await_place = [&] {
+      if (kOutput && more && !first) barrier_wait(kLooked + (chunk - 1) % 2, kHandOver);
+    };
+    if (present) {
+      local = opaque(warp) / kHeadWarps;  // again, rather than kept in registers from chunk to chunk
+      own = opaque(warp) - local * kHeadWarps;
+      row = own * kRows;
+      head = b.head + local;
+      const auto find_decays = [&] {  // of the next chunk, where nobody looks at those of two chunks ago any more
+        if (more) clock.advance(a, b, chunk + 1, own, lane, note_of(warp), decays(chunk + 1, local));
+        clock.load(a, b, head, chunk + 2, own, lane);
+        clock.turn();
+      };
+      advance_state<kOutput>(rows, stage_of<kOutput>(chunk), chunk, local, row, lane, find_decays, [&](int panel) {
+        if (panel == 0) await_place();
+        if (kOutput && more) publish(rows, panel, chunk + 1, warp, lane);
+      });
+      if (!kOutput) total = add(total, Sum{decays(chunk, local).between(0, kTiles), 0.f});
+    } else {
+      await_place();
+    }
+    first = false;
+    if (kOutput && present && a.checkpoint_slots) {
+      store_checkpoint(a, b, rows, chunk, opaque(head) * kHeadDim + row, lane);
+    }
   }
   if (present) leave_state<kOutput>(a, b, rows, total, local, own, warp, opaque(head) * kHeadDim + row, lane);
+}
+
+// A warp group's work on the chunks that are its turn: it brings the tokens of one, and writes y of an earlier one, or
+// is further ahead where there is no y to write.
+template <bool kOutput>
+__device__ __forceinline__ void bring_tokens(const ScanArgs& a, const Block& b, int writer, int lane) {
+  constexpr int kAhead = kOutput ? 1 : kStages - 1;
+  // Chunks that begin before any place is taken again.
+  constexpr int kFree = kStages - kAhead;
+#pragma unroll 1
+  for (int chunk = b.first - kAhead + (b.first - kAhead + kStages * kGroups + writer / 4) % kGroups; chunk < b.last;
+       chunk += kGroups) {
+    const int next = chunk + kAhead;
+    const bool started = chunk >= b.first, more = next < b.last;
+    if (chunk >= b.first + kFree) barrier_wait(kReady + chunk % 2, kHandOver);
+    if (more) {
+      const int thread = opaque(threadIdx.x) % kStageThreads;
+      Tokens<kOutput>(a, b, next, thread).stage(a, b, thread);
+    }
+    if (started && chunk < b.first + kFree) barrier_wait(kReady + chunk % 2, kHandOver);
+    const auto hand_over = [&] {
+      if (!more) return;
+      copy_async_wait<0>();
+      fence_for_products();
+      barrier_arrive(kLoaded + next % 2, kHandOver);
+    };
+    if (kOutput && started) {
+      write_y(a, b, chunk, writer, lane, hand_over);
+    } else {
+      hand_over();
+    }
+  }
 }
 
 // A segment of a sequence, chunk by chunk. With kOutput it writes y, checkpoints and the final state; without, it
@@ -1647,51 +1842,24 @@ template <bool kOutput>
 __device__ __forceinline__ void walk(const ScanArgs& a, const Block& b) {
   // NOTE: from one lane, so that the compiler knows that a warp has one value.
   const int warp = __shfl_sync(kWholeWarp, threadIdx.x / 32, 0), lane = threadIdx.x % 32;
-  if (!kOutput || warp < kWarps / 2) {
+  if (warp < kWarps / 2) {
     carry_state<kOutput>(a, b, warp, lane);
   } else {
-    const int writer = warp - kWarps / 2, local = writer / kHeadWarps, row = (writer - local * kHeadWarps) * kRows;
-    const int thread = threadIdx.x - kStageThreads;
-    Tokens<true> tokens(a, b, thread);
-    const auto arrive = [] {
-      copy_async_wait<kStages - 2>();
-      fence_for_products();
-    };
-    if (b.first < b.last) {
-      tokens.stage_first(a, b, thread);
-      arrive();
-    }
-#pragma unroll 1
-    for (int chunk = b.first; chunk < b.last; ++chunk) {
-      meet();  // as above
-      tokens.stage(a, b, thread);
-      // NOTE: the fence waits for all stores before it, y among them: with a chunk more on its way there is
-      // time to have it in the middle of the work, when those of the chunk before are long done.
-      constexpr bool kEarly = kStages > 2;
-      if (local < b.heads) {
-        write_y(a, b, stage_of(chunk), chunk, local, row, writer / 4, lane, [&] {
-          if (kEarly) arrive();
-        });
-      } else if (kEarly) {
-        arrive();
-      }
-      if (!kEarly) arrive();
-    }
+    bring_tokens<kOutput>(a, b, warp - kWarps / 2, lane);
   }
-  __syncthreads();  // shared memory is free for the next item
 }
-
 extern "C" __global__ void __launch_bounds__(kThreads, 1)
     ssm_ssd_n64_p64_r16_w16_c64_t1_bf16_sf32_sm90a_walk(const __grid_constant__ ScanArgs a) {
   for (int turn = 0;; ++turn) {
     const int64_t item = blockIdx.x + static_cast<int64_t>(turn) * gridDim.x;
     if (item >= blocks_of(a, opaque(kSegments))) break;
-    const Block b = find_block(a, item, kSegments);
-    if (b.segment == 0) clear(a, b, first_unused_token(a) + b.entry, a.tokens, entries_of(a));
+    const Block& b = share_block(a, item, kSegments);
     if (b.padding) {
       if (b.segment == 0) clear(a, b, b.begin, b.end, 1);
     } else if (b.segment < b.segments) {
       walk<true>(a, b);
     }
+    if (b.segment == 0) clear(a, b, first_unused_token(a) + b.entry, a.tokens, entries_of(a));
+    __syncthreads();  // shared memory is free for the next item
   }
 }

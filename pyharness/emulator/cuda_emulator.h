@@ -82,11 +82,15 @@ inline constexpr int warpSize = 32;
 extern "C" {
 enum EmuReduce { kEmuNone, kEmuOr, kEmuAnd, kEmuCount };
 int emu_barrier(int reduce, int predicate, int line);
+// barrier.sync.aligned (`wait`) and barrier.arrive.aligned of barrier 0 to 15, where 0 is that of __syncthreads and
+// cannot be used beside it: a warp comes as a whole, and a phase is over when warps of `threads` threads have come. It orders memory as a __syncthreads of those warps would: what a warp
+// did before it came is seen by the warps that wait.
+void emu_named_barrier(int number, int threads, bool wait, int line = __builtin_LINE());
 // One warp-wide operation. `source` is the lane a shuffle reads. Returns this lane's result.
 enum EmuWarpKind {
   kEmuSyncwarp, kEmuShfl, kEmuShflUp, kEmuShflDown, kEmuShflXor, kEmuBallot, kEmuAny, kEmuAll, kEmuMatchAny,
   kEmuAddU, kEmuMinU, kEmuMaxU, kEmuMinS, kEmuMaxS, kEmuAnd_, kEmuOr_, kEmuXor_,
-  kEmuMmaBf16, kEmuMmaF16, kEmuMmaTf32, kEmuLoadMatrices, kEmuLoadMatricesTransposed
+  kEmuMmaBf16, kEmuMmaF16, kEmuMmaTf32, kEmuLoadMatrices, kEmuLoadMatricesTransposed, kEmuNamedBarrier
 };
 std::uint64_t emu_warp(int kind, unsigned mask, std::uint64_t value, unsigned source, int line);
 unsigned emu_active_mask();
@@ -101,13 +105,6 @@ inline int __syncthreads_and(int p, int line = __builtin_LINE()) { return emu_ba
 inline int __syncthreads_count(int p, int line = __builtin_LINE()) { return emu_barrier(kEmuCount, p, line); }
 inline void __syncwarp(unsigned mask = 0xffffffffu, int line = __builtin_LINE()) {
   emu_warp(kEmuSyncwarp, mask, 0, emu_lane(), line);
-}
-// A barrier with a number (bar.arrive and bar.sync) of so many threads, in whole warps. Who does not wait goes on. What
-// a warp did before it came is in order before what those do that waited. Ids are 0 to 15; 0 is not __syncthreads here.
-extern "C" void emu_named_barrier_of_warp(int id, int threads, int waits, int line);
-inline void emu_named_barrier(int id, int threads, int waits, int line = __builtin_LINE()) {
-  __syncwarp(0xffffffffu, line);
-  emu_named_barrier_of_warp(id, threads, waits, line);
 }
 inline void __threadfence(int line = __builtin_LINE()) { emu_fence(line); }
 inline void __threadfence_system(int line = __builtin_LINE()) { emu_fence(line); }

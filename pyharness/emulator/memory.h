@@ -9,10 +9,12 @@
 // Races. Time within a block is cut at __syncthreads: each interval of each block has its own number, the epoch, drawn from
 // one counter for the whole run, so that a cell of an earlier launch or block is recognised by its epoch alone. Within an
 // epoch, threads of one warp are ordered by __syncwarp (a clock a lane and a matrix of what each lane has synchronised
-// with), and by nothing else: shuffles and ballots do not order memory. Different blocks are ordered only by
+// with); threads of different warps by named barriers (a warp has heard of each other warp up to some clock of that one),
+// and by nothing else: shuffles and ballots do not order memory. Different blocks are ordered only by
 // release/acquire: emu_st_release and emu_ld_acquire, or __threadfence on both sides of a relaxed atomic or volatile
 // access. Limits: a cell keeps one writer and, for the readers of one epoch, the lanes of one warp (more warps are a
-// flag; readers of earlier blocks go to a side table), so of several conflicts on one word one is reported; if a
+// flag, and for shared memory a stamp a warp; readers of earlier blocks go to a side table), so of several conflicts on
+// one word one is reported; a release to other blocks does not say what its warp has heard at named barriers; if a
 // block releases twice within one epoch from different warps to the same word, only the later release is kept.
 #pragma once
 #include <cstdint>
@@ -91,10 +93,15 @@ struct Hot {
   Cell* shared_cells;
   Cell* shared_byte_cells;
   u32 shared_bytes;
+  u64* stamps;                // of the running warp: when it last read each word of shared memory
+  u64 stamp;                  // epoch << kClockBits | clock, now
+  u64 word;                   // of shared memory that is being accessed, kNoWord: of global memory
   u32 epoch, block, block_first, launch_first;
   u32 lane_bit, w_who, r_who;
   u64 writes;
 };
+
+constexpr u64 kNoWord = ~u64{0};
 
 extern Hot hot;
 

@@ -64,28 +64,28 @@ struct Fiber {
 struct Warp {
   u32 exists, waiting, at_barrier, done;  // lane masks
   u32 counter, clock[32], known[32][32];
-  std::vector<u32> seen;  // by warp: what it did before this count is in order before what this warp does
+  u32 heard[32];  // by warp: its accesses with a clock below this are ordered before this warp's next ones
 };
 
-// A barrier with a number: threads that came, and what they and those that they had waited for did before.
-struct Named {
-  u32 threads, arrived;
-  std::vector<u32> seen;
-  std::vector<Fiber*> waiting;
+struct NamedBarrier {
+  u32 threads, come, warps, phase;  // threads that a phase takes and that have come; mask of warps; phases that are over
+  u32 waiting;                      // mask of warps that wait
+  u32 heard[32];                    // what those that have come tell
+  int line;
 };
-constexpr u32 kNamedBarriers = 16;
 
 struct Block {
   u32 id, epoch, first;
   Index index;
   std::vector<Fiber> fibers;
   std::vector<Warp> warps;
-  Named named[kNamedBarriers];
   std::vector<Fiber*> ready, yielded;
   u32 arrived, exited;
   int barrier_line, votes, barrier_result;
+  NamedBarrier named[16];
   std::vector<u8> shared;  // contents while another block is entered
   Cell *cells, *byte_cells;
+  u64* stamps;  // [warps][words of shared memory]
   Clock acquired;
 };
 
@@ -147,7 +147,7 @@ struct Machine {
   std::vector<u8> arguments;
   std::vector<std::unique_ptr<Block>> slots;
   std::vector<Region> regions;
-  Mapping arena, state, cells, byte_cells, stacks, shared_cells;
+  Mapping arena, state, cells, byte_cells, stacks, shared_cells, stamps;
   std::unordered_map<uptr, Clock> published;  // by address of a flag
   std::vector<Finding> findings;
   u64 findings_total = 0;
@@ -252,6 +252,7 @@ void load_clock() {
   const u32 clock = me.block->warps[me.warp].clock[me.lane];
   hot.w_who = me.thread << kClockBits | clock;
   hot.r_who = me.warp << kClockBits | clock;
+  hot.stamp = u64{me.block->epoch} << kClockBits | clock;
 }
 
 u32 tick(Warp& w) {
@@ -291,16 +292,31 @@ bool ordered_before_me(u32 epoch, u32 block, u32 thread, u32 clock) {
   if (block == me.block->id) {
     if (epoch != me.block->epoch || thread == me.thread) return true;
     const Warp& w = me.block->warps[me.warp];
-    if (thread / 32 != me.warp) return thread / 32 < w.seen.size() && clock < w.seen[thread / 32];
-    return clock < w.known[me.lane][thread % 32];
+    return clock < (thread / 32 == me.warp ? w.known[me.lane][thread % 32] : w.heard[thread / 32 & 31u]);
   }
   return covered(me.acquired, epoch, block, thread, clock) || covered(me.block->acquired, epoch, block, thread, clock);
 }
 
+// Whether all warps that read a word of shared memory in this epoch are heard of since. The running warp's own lanes are
+// not told apart: it has to have synchronised.
+bool stamps_ordered_before_me(u64 word) {
+  const Fiber& me = *machine->current;
+  const Block& b = *me.block;
+  const u64 words = machine->shared_bytes / 4 + 2;
+  for (u32 v = 0; v < b.warps.size(); ++v) {
+    const u64 stamp = b.stamps[v * words + word];
+    if (stamp >> kClockBits != b.epoch) continue;
+    const u32 clock = stamp & kClockMask, known = v == me.warp ? b.warps[v].clock[me.lane] : b.warps[me.warp].heard[v];
+    if (clock >= known) return false;
+  }
+  return true;
+}
+
 bool readers_ordered_before_me(const Reader& r) {
   const u32 warp = r.who >> kClockBits & 31u, clock = r.who & kClockMask;
-  if (r.who & kManyWarps) {  // only a later epoch, or a release after it, is known to follow all of them
-    if (r.block == machine->current->block->id) return r.epoch != machine->current->block->epoch;
+  if (r.who & kManyWarps) {  // only a later epoch, a stamp of each, or a release after it, is known to follow all of them
+    if (r.block == machine->current->block->id)
+      return r.epoch != machine->current->block->epoch || (hot.word != kNoWord && stamps_ordered_before_me(hot.word));
     return ordered_before_me(r.epoch, r.block, 1u << 20, kClockMask);
   }
   for (u32 lanes = r.mask; lanes; lanes &= lanes - 1)
@@ -364,6 +380,8 @@ EMU_SLOW void touch_parts(Cell& c, Cell* bytes, u32 mask, u32 first, u32 atomic_
 template <bool Write, bool Shared>
 EMU_INLINE void touch(u64 word, u32 mask, u32 atomic_read, u32 atomic_write, uptr a, u32 n, void* pc) {
   Cell& c = (Shared ? hot.shared_cells : hot.cells)[word];
+  if (Shared && !Write) hot.stamps[word] = hot.stamp;
+  if (Write) hot.word = Shared ? word : kNoWord;
   const u32 first = Shared ? hot.block_first : hot.launch_first;
   if (EMU_LIKELY(mask == 15 && c.flags == 0))
     touch_cell<Write, Shared>(c, first, atomic_read, atomic_write, a, n, pc);
@@ -484,7 +502,8 @@ void relaxed_write(uptr a, bool keep_earlier) {
 
 // ------------------------------------------------------------------------------------------------ tensor cores
 
-constexpr int kMmaBf16 = 17, kMmaF16 = 18, kMmaTf32 = 19, kLoadMatrices = 20, kLoadMatricesTransposed = 21;
+constexpr int kMmaBf16 = 17, kMmaF16 = 18, kMmaTf32 = 19, kLoadMatrices = 20, kLoadMatricesTransposed = 21,
+              kNamedBarrier = 22;
 
 // What a lane brings to an mma, and to an ldmatrix; `value` of its fiber points here.
 struct MmaOperands {
@@ -585,12 +604,13 @@ void make_ready(Fiber& f) {
 const char* place(const Fiber& f, char (&out)[96]) {
   static const char* const names[] = {"__syncwarp", "__shfl_sync", "__shfl_up_sync", "__shfl_down_sync", "__shfl_xor_sync",
                                       "__ballot_sync", "__any_sync", "__all_sync", "__match_any_sync"};
-  static const char* const matrix_names[] = {"mma of bf16", "mma of f16", "mma of tf32", "ldmatrix", "ldmatrix.trans"};
+  static const char* const matrix_names[] = {"mma of bf16", "mma of f16", "mma of tf32", "ldmatrix", "ldmatrix.trans",
+                                             "a named barrier"};
   switch (f.state) {
     case State::kReady: std::snprintf(out, sizeof out, "is running"); break;
     case State::kYielded: std::snprintf(out, sizeof out, "is spinning"); break;
     case State::kBarrier: std::snprintf(out, sizeof out, "waits at __syncthreads in line %d", f.line); break;
-    case State::kNamed: std::snprintf(out, sizeof out, "waits at a barrier with a number in line %d", f.line); break;
+    case State::kNamed: std::snprintf(out, sizeof out, "waits at a named barrier in line %d", f.line); break;
     case State::kDone: std::snprintf(out, sizeof out, "has exited"); break;
     case State::kWarp:
       std::snprintf(out, sizeof out, "waits at %s in line %d with mask 0x%08x",
@@ -616,7 +636,7 @@ void complete_barrier(Block& b) {
   b.votes = 0;
   for (Warp& w : b.warps) {
     w.at_barrier = 0;
-    w.seen.clear();
+    std::memset(w.heard, 0, sizeof w.heard);
     if (w.counter) {
       w.counter = 0;
       std::memset(w.clock, 0, sizeof w.clock);
@@ -681,6 +701,42 @@ void wait_copies(u32 before_group) {
   copies.erase(copies.begin(), copies.begin() + static_cast<std::ptrdiff_t>(n));
 }
 
+// ------------------------------------------------------------------------------------------------ named barriers
+
+// A warp comes to a barrier, at `now` of its clock: returns the phase that it is part of.
+u32 come_to(Block& b, u32 warp, u32 now, u32 number, u32 threads, bool wait, int line) {
+  NamedBarrier& n = b.named[number];
+  Warp& w = b.warps[warp];
+  if (n.come && (n.threads != threads || n.warps >> warp & 1)) {
+    const u32 other = static_cast<u32>(__builtin_ctz(n.warps));
+    report("divergent-barrier", 0, 0, nullptr, line, b.id, n.warps >> warp & 1 ? warp * 32 : other * 32,
+           n.threads != threads ? "named barrier %u of %u threads, but others came to it in line %d for %u"
+                                : "named barrier %u of %u threads: this warp has come in line %d, and the phase of %u is not over",
+           number, threads, n.line, n.threads);
+    abandon();
+  }
+  if (!n.come) std::memset(n.heard, 0, sizeof n.heard);
+  n.threads = threads;
+  n.line = line;
+  n.warps |= 1u << warp;
+  if (wait) n.waiting |= 1u << warp;
+  for (u32 v = 0; v < 32; ++v) n.heard[v] = std::max(n.heard[v], w.heard[v]);
+  n.heard[warp] = std::max(n.heard[warp], now);
+  const u32 phase = n.phase;
+  if ((n.come += 32) < threads) return phase;
+  for (u32 m = n.waiting; m; m &= m - 1) {
+    const auto v = static_cast<u32>(__builtin_ctz(m));
+    for (u32 i = 0; i < 32; ++i) b.warps[v].heard[i] = std::max(b.warps[v].heard[i], n.heard[i]);
+    for (u32 lane = 0; lane < 32; ++lane)
+      if (Fiber& f = b.fibers[32 * v + lane]; f.state == State::kNamed) make_ready(f);
+  }
+  shuffle(b.ready);
+  n.come = n.warps = n.waiting = 0;
+  ++n.phase;
+  ++machine->events;
+  return phase;
+}
+
 // ------------------------------------------------------------------------------------------------ warp operations
 
 void finish_warp_operation(Block& b, u32 first_thread, u32 mask) {
@@ -692,7 +748,7 @@ void finish_warp_operation(Block& b, u32 first_thread, u32 mask) {
   };
   u64 all = 0;
   const int kind = me.kind;
-  if (kind == 0) {  // __syncwarp orders memory among its lanes
+  if (kind == 0 || kind == kNamedBarrier) {  // they order memory among their lanes
     u32 joint[32] = {};
     const u32 now = tick(w);
     Clock acquired;
@@ -707,6 +763,17 @@ void finish_warp_operation(Block& b, u32 first_thread, u32 mask) {
       if (!acquired.empty()) merge(lanes[i].acquired, acquired);
     });
     load_clock();
+    if (kind == kNamedBarrier) {
+      each([&](u32 i) {
+        if (lanes[i].value == me.value) return;
+        report("divergent-barrier", 0, 0, nullptr, me.line, b.id, lanes[i].thread,
+               "the lanes of a warp come to different named barriers, or in different ways");
+        abandon();
+      });
+      const u32 phase = come_to(b, me.warp, now, static_cast<u32>(me.value & 15u), static_cast<u32>(me.value >> 5),
+                                me.value & 16u, me.line);
+      each([&](u32 i) { lanes[i].result = phase; });
+    }
   } else if (kind <= 4) {
     each([&](u32 i) {
       const u32 source = lanes[i].source;
@@ -786,7 +853,11 @@ void fiber_main() {
     if (f.mask >> me.lane & 1) hopeless("warp-divergence", f.line, f, "this thread exits");
   }
   w.done |= 1u << me.lane;
-  ++b.exited;
+  if (++b.exited == b.fibers.size())
+    for (u32 i = 0; i < 16; ++i)
+      if (const NamedBarrier& n = b.named[i]; n.come)
+        report("barrier-not-over", 0, 0, nullptr, n.line, b.id, static_cast<u32>(__builtin_ctz(n.warps)) * 32,
+               "the block ends with %u of %u threads at named barrier %u", n.come, n.threads, i);
   ++machine->events;
   for (;;) switch_out();
 }
@@ -798,7 +869,7 @@ void start_block(Block& b, u32 id) {
   b.epoch = b.first = ++m.last_epoch;
   b.arrived = b.exited = 0;
   b.votes = b.barrier_result = b.barrier_line = 0;
-  for (Named& n : b.named) n = Named{};
+  std::fill(std::begin(b.named), std::end(b.named), NamedBarrier{});
   b.acquired.clear();
   b.ready.clear();
   b.yielded.clear();
@@ -847,6 +918,7 @@ void resume(Fiber& f) {
   hot.stack_low = reinterpret_cast<uptr>(f.stack);
   hot.stack_bytes = kStackBytes;
   hot.lane_bit = 1u << f.lane;
+  hot.stamps = f.block->stamps + f.warp * (m.shared_bytes / 4 + 2);
   hot.budget = kBudget;
   load_clock();
   ++m.count_switches;
@@ -861,14 +933,13 @@ void report_deadlock(const std::vector<Block*>& active) {
   char mine[96], theirs[96];
   for (Block* b : active)
     for (Fiber& f : b->fibers) {
-      if (f.state != State::kWarp && f.state != State::kBarrier && f.state != State::kNamed) continue;
-      m.current = &f;
       if (f.state == State::kNamed) {
-        report("deadlock", 0, 0, nullptr, f.line, b->id, kNobody, "nothing can run: the thread %s, where others never come",
-               place(f, mine));
-        m.current = nullptr;
+        report("deadlock", 0, 0, nullptr, f.line, b->id, f.thread,
+               "nothing can run: thread %u %s, to which too few come", f.thread, place(f, mine));
         return;
       }
+      if (f.state != State::kWarp && f.state != State::kBarrier) continue;
+      m.current = &f;
       for (Fiber& g : b->fibers) {
         const bool expected = f.state == State::kBarrier ? g.state != State::kBarrier
                                                          : g.warp == f.warp && (f.mask >> g.lane & 1) && &g != &f &&
@@ -1053,6 +1124,10 @@ HOOK int emu_barrier(int reduce, int predicate, int line) {
       }
       if (!b.exited && f.state == State::kBarrier) hopeless("divergent-barrier", line, f, "this thread waits at another __syncthreads");
     }
+  if (b.named[0].threads) {
+    report("divergent-barrier", 0, 0, PC, line, 0, kNobody, "__syncthreads in a block that uses its barrier by the number 0");
+    abandon();
+  }
   b.barrier_line = line;
   if (reduce == 1) b.votes |= predicate != 0;
   if (reduce == 2) b.votes = b.arrived ? b.votes & (predicate != 0) : predicate != 0;
@@ -1065,43 +1140,28 @@ HOOK int emu_barrier(int reduce, int predicate, int line) {
   return b.barrier_result;
 }
 
-// All lanes of the warp come, one after the other, right behind a __syncwarp.
-HOOK void emu_named_barrier_of_warp(int id, int threads, int waits, int line) {
+static void whole_warp(int kind, u64 operands, int line);
+
+HOOK void emu_named_barrier(int number, int threads, bool wait, int line) {
   Fiber& me = *machine->current;
-  Block& b = *me.block;
-  Warp& w = b.warps[me.warp];
-  if (id < 0 || id >= static_cast<int>(kNamedBarriers) || threads <= 0 || threads % 32 || w.exists != ~0u) {
-    report("named-barrier", 0, 0, nullptr, line, 0, kNobody, "barrier %d of %d threads: numbers are 0 to 15, warps come whole", id,
-           threads);
+  const Block& own = *me.block;
+  if (number == 0 && (own.arrived || own.epoch != own.first)) {
+    report("divergent-barrier", 0, 0, PC, line, 0, kNobody, "named barrier 0 is that of __syncthreads, which this block uses");
     abandon();
   }
-  Named& n = b.named[id];
-  if (n.arrived && n.threads != static_cast<u32>(threads)) {
-    report("named-barrier", 0, 0, nullptr, line, 0, kNobody, "barrier %d has %d threads here, %u where others came", id, threads, n.threads);
+  if (number < 0 || number > 15 || threads <= 0 || threads % 32 || static_cast<u32>(threads) > machine->threads) {
+    report("divergent-barrier", 0, 0, PC, line, 0, kNobody,
+           "named barrier %d of %d threads: numbers are 0 to 15, and threads whole warps of the block's %u", number, threads,
+           machine->threads);
     abandon();
   }
-  n.threads = static_cast<u32>(threads);
-  auto joined = [](std::vector<u32>& to, const std::vector<u32>& from) {
-    if (to.size() < from.size()) to.resize(from.size());
-    for (std::size_t i = 0; i < from.size(); ++i) to[i] = std::max(to[i], from[i]);
-  };
-  joined(n.seen, w.seen);
-  if (n.seen.size() <= me.warp) n.seen.resize(me.warp + 1);
-  n.seen[me.warp] = std::max(n.seen[me.warp], w.clock[me.lane]);
-  if (waits) n.waiting.push_back(&me);
+  whole_warp(kNamedBarrier, static_cast<u64>(threads) << 5 | (wait ? 16u : 0u) | static_cast<u32>(number), line);
+  if (!wait) return;
+  const auto phase = static_cast<u32>(me.result);
+  if (me.block->named[number].phase != phase) return;
+  me.state = State::kNamed;
   me.line = line;
-  const bool complete = ++n.arrived == n.threads;
-  if (complete) {
-    const std::vector<Fiber*> waiting = std::move(n.waiting);
-    for (Fiber* f : waiting) joined(b.warps[f->warp].seen, n.seen);
-    n = Named{};
-    for (Fiber* f : waiting)
-      if (f != &me) make_ready(*f);
-    ++machine->events;
-  } else if (waits) {
-    me.state = State::kNamed;
-    switch_out();
-  }
+  switch_out();
 }
 
 HOOK u64 emu_warp(int kind, unsigned mask, u64 value, unsigned source, int line) {
@@ -1144,7 +1204,7 @@ HOOK u64 emu_warp(int kind, unsigned mask, u64 value, unsigned source, int line)
 static void whole_warp(int kind, u64 operands, int line) {
   const Fiber& me = *machine->current;
   if (const u32 exists = me.block->warps[me.warp].exists; exists != ~0u) {
-    report("warp-mask", 0, 0, nullptr, line, 0, kNobody, "mma and ldmatrix take all 32 lanes of a warp, and warp %u has the lanes 0x%08x",
+    report("warp-mask", 0, 0, nullptr, line, 0, kNobody, "mma, ldmatrix and named barriers take all 32 lanes of a warp, and warp %u has the lanes 0x%08x",
            me.warp, exists);
     abandon();
   }
@@ -1227,7 +1287,8 @@ HOOK void emu_cp_async_wait_all() { wait_copies(~0u); }
 
 EXPORT void emu_close() {
   if (!machine) return;
-  for (Mapping* m : {&machine->arena, &machine->state, &machine->cells, &machine->byte_cells, &machine->stacks, &machine->shared_cells})
+  for (Mapping* m : {&machine->arena, &machine->state, &machine->cells, &machine->byte_cells, &machine->stacks,
+                     &machine->shared_cells, &machine->stamps})
     m->release();
   delete machine;
   machine = nullptr;
@@ -1353,15 +1414,19 @@ EXPORT int emu_launch(void (*entry)(), const u8* arguments, u32 argument_bytes, 
   hot.launch_first = ++m.last_epoch;
   const u64 slots = std::min<u64>(resident, blocks), words = shared_bytes / 4 + 2;
   const u64 stack = kStackBytes + kStackGuard;
-  if (!m.stacks.reserve(slots * threads * stack) || !m.shared_cells.reserve(slots * words * 5 * sizeof(Cell))) return -1;
+  const u64 warps = (threads + 31) / 32;
+  if (!m.stacks.reserve(slots * threads * stack) || !m.shared_cells.reserve(slots * words * 5 * sizeof(Cell)) ||
+      !m.stamps.reserve(slots * warps * words * 8))
+    return -1;
   m.slots.clear();
   for (u64 i = 0; i < slots; ++i) {
     auto b = std::make_unique<Block>();
     b->fibers.resize(threads);
-    b->warps.resize((threads + 31) / 32);
+    b->warps.resize(warps);
     b->shared.resize(shared_bytes);
     b->cells = reinterpret_cast<Cell*>(m.shared_cells.low) + i * words * 5;
     b->byte_cells = b->cells + words;
+    b->stamps = reinterpret_cast<u64*>(m.stamps.low) + i * warps * words;
     for (u64 t = 0; t < threads; ++t) {
       char* low = m.stacks.low + (i * threads + t) * stack;
       if (mprotect(low, kStackGuard, PROT_NONE) != 0) return -1;

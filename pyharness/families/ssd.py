@@ -40,21 +40,22 @@ def segments_plan(rule: Mapping[str, Any], kernel: Launchable, geometry: Geometr
 
     A run is `heads` heads of one group.
 
-    With several segments the entry that ends in `_gather` comes first, on all segments but one and with
-    `gather_threads` threads, and stores what the states become over each segment; then `_walk` runs all of them. The
+    With several segments the entry that ends in `_gather` comes first, on all segments but one, with `gather_shared`
+    bytes of shared memory where they are named, and stores what the states become over each segment; then `_walk` runs
+    all of them. The
     workspace is `state_bytes` for each head of each segment that the tokens can fill.
     """
     segments, chunk = rule["segments"], rule["chunk"]
     blocks = max(geometry.sequences, 1) * head_runs(geometry, rule["heads"])
     by_name = {entry.rpartition("_")[2]: entry for entry in kernel.entries}
-    steps = [("walk", segments, kernel.threads)]
+    steps = [("walk", segments, kernel.shared_bytes)]
     kept = 0
     if segments > 1:
-        steps.insert(0, ("gather", segments - 1, rule.get("gather_threads") or kernel.threads))
+        steps.insert(0, ("gather", segments - 1, rule.get("gather_shared") or kernel.shared_bytes))
         kept = min(geometry.sequences * segments, geometry.tokens // chunk + geometry.sequences)
     launches = tuple(
-        Launch(by_name[name], (min(blocks * count, MAX_GRID_X), 1, 1), (threads, 1, 1), kernel.shared_bytes)
-        for name, count, threads in steps
+        Launch(by_name[name], (min(blocks * count, MAX_GRID_X), 1, 1), (kernel.threads, 1, 1), shared)
+        for name, count, shared in steps
     )
     return Plan(launches, workspace_bytes=kept * geometry.heads * rule["state_bytes"])
 
@@ -76,7 +77,7 @@ class SsdSpec(KernelSpec):
     """
 
     family: ClassVar[str] = "ssd"
-    numerics_revision: ClassVar[int] = 1
+    numerics_revision: ClassVar[int] = 2
 
     head_dim: int = 0
     rows: int = 0
@@ -212,18 +213,31 @@ class SsdSpec(KernelSpec):
 
     @property
     def _decay_bytes(self) -> int:
-        """Shared memory of the decays of two chunks, and of what each warp works them out from."""
-        decays = 2 * self.heads * (5 * self.chunk + self.chunk // _TILE) * _WORD_BYTES
-        return decays + self.warps // (2 if self.exact else 1) * 4 * _WORD_BYTES
+        """Shared memory of the decays of some chunks, what they are worked out from, and what a block works on."""
+        decays = (3 if self.exact else 2) * self.heads * (5 * self.chunk + self.chunk // _TILE) * _WORD_BYTES
+        return decays + (self.warps // (2 if self.exact else 1) * 3 + 15) * _WORD_BYTES
 
     def _panel_bytes(self, stages: int) -> int:
-        """Shared memory where warp groups multiply: tokens of each stage, and each group's state, in 16 bits."""
+        """Shared memory where warp groups multiply: tokens of each stage, states, and rows of y, in 16 bits."""
         tokens = stages * self.chunk * (2 * self.d_state + self.heads * self.head_dim)
-        return 2 * (tokens + self.warps // 4 * _GROUP_ROWS * self.d_state) + self._decay_bytes
+        rows = self.warps // 2 * _TILE * 32
+        return 2 * (tokens + self.warps // 4 * _GROUP_ROWS * self.d_state + rows) + self._before_panels
+
+    @property
+    def _before_panels(self) -> int:
+        """Decays and the rest, up to where panels may begin."""
+        return -(-self._decay_bytes // 1024) * 1024
 
     @property
     def shared_bytes(self) -> int:
         return self._shared(self.stages)
+
+    @property
+    def gather_shared_bytes(self) -> int:
+        """Shared memory of a block of the first of two launches, which has no C and no y."""
+        if not self.exact:
+            return self.shared_bytes
+        return self._before_panels + 2 * self.stages * self.chunk * (self.d_state + self.heads * self.head_dim)
 
     @property
     def entries(self) -> tuple[tuple[str, int], ...]:
@@ -239,13 +253,8 @@ class SsdSpec(KernelSpec):
             "chunk": self.chunk,
             "segments": self.segments,
             "state_bytes": self._state_bytes,
-            "gather_threads": self.gather_threads,
+            "gather_shared": self.gather_shared_bytes,
         }
-
-    @property
-    def gather_threads(self) -> int:
-        """Threads of a block of the first of two launches, which writes no y."""
-        return self.threads // 2 if self.exact else self.threads
 
     @property
     def limits(self) -> dict[str, list[int]]:

@@ -134,7 +134,7 @@ class UpdateSpec(KernelSpec):
         specialised = self.head_dim and self.head_dim % self.rows == 0
         elements = self.row_tile * self.slice
         if self.state == "i8":
-            warps = (20 if specialised else 16) if elements <= 64 else 12
+            warps = (20 if specialised else 16) if elements <= 64 else 16
         elif DTYPE_BYTES[self.state] < 4:
             warps = (24 if specialised else 20) if elements <= 32 else 16
         elif self.chunk > 2 or elements + 2 * self.slice > 24:
@@ -143,6 +143,11 @@ class UpdateSpec(KernelSpec):
             most = 28 if self.io == "f32" else 32
             warps = most if specialised else 24 if self.d_state > 64 else 20
         return max(1, warps // self.warps)
+
+    @property
+    def newer_blocks(self) -> int:
+        """The same from sm_100 on, for which the compiler takes more registers."""
+        return self.blocks * 3 // 4 if self.row_tile * self.slice > 64 else self.blocks
 
     @property
     def threads(self) -> int:

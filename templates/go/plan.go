@@ -218,9 +218,9 @@ func channelsPlan(rule map[string]int64, kernel launchable, g Geometry) (KernelP
 }
 
 // segmentsPlan is the rule "segments": sequences are cut in `segments` of whole chunks, a block a (sequence, segment, run of
-// `heads` heads of one group). With several segments the entry that ends in _gather comes first, on all segments but one
-// and with `gather_threads` threads, and stores what the states become over each segment; then _walk runs all of them. The
-// workspace is `state_bytes` for each head of each segment that the tokens can fill.
+// `heads` heads of one group). With several segments the entry that ends in _gather comes first, on all segments but one,
+// with `gather_shared` bytes of shared memory where they are named, and stores what the states become over each segment;
+// then _walk runs all of them. The workspace is `state_bytes` for each head of each segment that the tokens can fill.
 func segmentsPlan(rule map[string]int64, kernel launchable, g Geometry) (KernelPlan, error) {
 	for _, name := range []string{"heads", "chunk", "segments", "state_bytes"} {
 		if rule[name] < 1 {
@@ -228,22 +228,22 @@ func segmentsPlan(rule map[string]int64, kernel launchable, g Geometry) (KernelP
 		}
 	}
 	segments, blocks := rule["segments"], int64(max(g.Sequences, 1))*headRuns(g, rule["heads"])
-	launch := func(suffix string, count int64, threads uint32) (Launch, error) {
+	launch := func(suffix string, count int64, shared uint32) (Launch, error) {
 		for i, entry := range kernel.entries {
 			if strings.HasSuffix(entry, suffix) {
 				grid := [3]uint32{uint32(min(blocks*count, math.MaxInt32)), 1, 1}
-				return Launch{i, grid, [3]uint32{threads, 1, 1}, kernel.sharedBytes}, nil
+				return Launch{i, grid, [3]uint32{kernel.threads, 1, 1}, shared}, nil
 			}
 		}
 		return Launch{}, fmt.Errorf("no entry %s", suffix)
 	}
 	var plan KernelPlan
 	if segments > 1 {
-		threads := kernel.threads
-		if rule["gather_threads"] > 0 {
-			threads = uint32(rule["gather_threads"])
+		shared := kernel.sharedBytes
+		if rule["gather_shared"] > 0 {
+			shared = uint32(rule["gather_shared"])
 		}
-		gather, err := launch("_gather", segments-1, threads)
+		gather, err := launch("_gather", segments-1, shared)
 		if err != nil {
 			return KernelPlan{}, err
 		}
@@ -251,7 +251,7 @@ func segmentsPlan(rule map[string]int64, kernel launchable, g Geometry) (KernelP
 		kept := min(int64(g.Sequences)*segments, int64(g.Tokens)/rule["chunk"]+int64(g.Sequences))
 		plan.WorkspaceBytes = kept * int64(g.Heads) * rule["state_bytes"]
 	}
-	walk, err := launch("_walk", segments, kernel.threads)
+	walk, err := launch("_walk", segments, kernel.sharedBytes)
 	if err != nil {
 		return KernelPlan{}, err
 	}

@@ -1,21 +1,18 @@
-// Barriers by number between some warps of a block: who arrives goes on, who waits goes on once `threads` threads have
-// come, with all that the arrived ones had stored. Whole warps only.
-__device__ __forceinline__ void arrive_at(int barrier, int threads) {
+// Barriers by number, for some of a block's warps: a warp counts as 32 threads, and a phase of a barrier is over when
+// `threads` have come to it. Number 0 is __syncthreads. One that arrives does not wait; what it did before is seen by
+// those that wait. A barrier is come to again only when its phase before is known to be over.
+__device__ __forceinline__ void barrier_wait(int number, int threads) {
 #if defined(SSM_EMULATOR)
-  emu_named_barrier(barrier, threads, 0);
+  emu_named_barrier(number, threads, true);
 #else
-  asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
+  asm volatile("barrier.sync.aligned %0, %1;" ::"r"(number), "r"(threads) : "memory");
 #endif
 }
-// NOTE: `again` is false. The loop keeps what is computed before the wait before it: the assembler moves instructions
-// past a barrier, but not into a loop.
-__device__ __forceinline__ void wait_at(int barrier, int threads, bool again) {
+
+__device__ __forceinline__ void barrier_arrive(int number, int threads) {
 #if defined(SSM_EMULATOR)
-  emu_named_barrier(barrier, threads, 1);
+  emu_named_barrier(number, threads, false);
 #else
-  asm volatile(
-      "{\n.reg .pred again;\nsetp.ne.u32 again, %2, 0;\nWAIT:\nbar.sync %0, %1;\n@again bra WAIT;\n}" ::"r"(barrier),
-      "r"(threads), "r"(static_cast<uint32_t>(again))
-      : "memory");
+  asm volatile("barrier.arrive.aligned %0, %1;" ::"r"(number), "r"(threads) : "memory");
 #endif
 }

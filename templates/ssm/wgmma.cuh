@@ -11,7 +11,8 @@ constexpr int kPanelColumns = 64, kPanelRowBytes = 128;
 // Where an element of a panel is. Columns that are some multiple of 16 further right, within the panel, are at this
 // place xor that multiple.
 __device__ __forceinline__ int swizzled(int row, int column) {
-  return row * kPanelColumns + ((column / 8 ^ row % 8) * 8 + column % 8);
+  const uint32_t r = row, c = column;
+  return static_cast<int>(r * kPanelColumns + ((c / 8 ^ r % 8) * 8 + c % 8));
 }
 
 __device__ __forceinline__ void fence_for_products() {
@@ -47,6 +48,23 @@ __device__ __forceinline__ void products_wait() {
 #if !defined(SSM_EMULATOR)
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kBatches) : "memory");
 #endif
+}
+
+// The same for a number that is constant once loops are unrolled.
+__device__ __forceinline__ void products_wait_but(int batches) {
+  switch (batches) {
+    case 0:
+      products_wait<0>();
+      break;
+    case 1:
+      products_wait<1>();
+      break;
+    case 2:
+      products_wait<2>();
+      break;
+    default:
+      products_wait<3>();
+  }
 }
 
 // A panel as products name it.

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// ssm_update_n128_p64_l16_r16_w2_c1_bf16_sbf16
+// ssm_update_n64_p64_l16_r8_w1_c1_bf16_sf32
 //
 // Decode: the selective state-space scan for the 1 to 8 tokens that a sequence has in a step, of Mamba-2 (one A a head)
 // and Mamba-1 (one A a column). The state is read once and written once. For token t of a sequence, head h, group
@@ -10,7 +10,7 @@
 //   S[p,n] = exp(d * A[h]) * S[p,n] + d * B[t,g,n] * x[t,h,p]
 //   y[t,h,p] = (sum_n S[p,n] * C[t,g,n] + D[h] * x[t,h,p]) * silu(z[t,h,p])
 //
-// A lane owns 4 rows by 8 columns, the columns as 16-byte pieces l, l + 16, ... of 8: all of its state is asked for in
+// A lane owns 4 rows by 4 columns, the columns as 16-byte pieces l, l + 16, ... of 4: all of its state is asked for in
 // accesses issued back to back, before anything is waited for. Each lane loads the B and C of its own columns, which
 // serve all its rows, straight into registers: nothing passes through shared memory, and no warp waits for another.
 // Every lane computes softplus and decay itself, while the state is on its way. y is summed by column bits from high to
@@ -19,7 +19,7 @@
 // Launch: one block a (sequence, head, run of rows), runs of rows fastest, so that blocks that run together touch
 // memory that lies together:
 //   grid.x = max(sequences, 1) * heads * ceil(head_dim / rows), at most 2^31 - 1 (blocks stride beyond that);
-//   block = (64, 1, 1); no shared memory; rows = 16.
+//   block = (32, 1, 1); no shared memory; rows = 8.
 // Longer sequences are right too, and slow: another family is for them.
 // One argument, ScanArgs by value; the struct below is its table. Compile with -fmad=false: products and sums are
 // fused where fmaf says so and nowhere else, so that the order of rounding is what this file says.
@@ -28,17 +28,18 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
-using Io = __nv_bfloat16;     // x, z, y, B, C
-using State = __nv_bfloat16;  // the stored state; arithmetic is f32
+using Io = __nv_bfloat16;  // x, z, y, B, C
+using State = float;       // the stored state; arithmetic is f32
 
-constexpr int kDState = 128;    // columns of a row
-constexpr int kHeadDim = 64;    // rows of a head, 0: known when it runs
-constexpr int kLanes = 16;      // lanes that share a row
-constexpr int kRows = 16;       // rows of a block
-constexpr int kRowTile = 4;     // rows a lane owns
-constexpr int kPieces = 1;      // pieces of a row that a lane owns
-constexpr bool kAhead = false;  // whether a token is loaded while the one before is computed
-constexpr int kThreads = 64;
+constexpr int kDState = 64;   // columns of a row
+constexpr int kHeadDim = 64;  // rows of a head, 0: known when it runs
+constexpr int kLanes = 16;    // lanes that share a row
+constexpr int kRows = 8;      // rows of a block
+constexpr int kRowTile = 4;   // rows a lane owns
+constexpr int kPieces = 1;    // pieces of a row that a lane owns
+constexpr int kChunk = 1;     // tokens of a longer sequence that are asked for at once
+constexpr int kTogether = 4;  // of them, rows that it carries at once through several tokens
+constexpr int kThreads = 32;
 
 // The one argument of every entry. The order is frozen: NumPy (pyharness/args.py), Go and C mirror it.
 // Pointers are device addresses, null where an optional array is absent. Strides are in elements.
@@ -334,6 +335,19 @@ __device__ __forceinline__ int folded_index(int lane) {
   return lane % kLanes / (kLanes / kValues);
 }
 
+// A value that the compiler knows nothing of from here on: what it is worked out from comes before, and what is worked
+// out from it stays behind, so that neither gets between a load and those that wait for it.
+template <typename T>
+__device__ __forceinline__ T opaque(T v) {
+#if !defined(SSM_EMULATOR)
+  if constexpr (sizeof(T) == 8) {
+    asm volatile("" : "+l"(v));
+  } else {
+    asm volatile("" : "+r"(v));
+  }
+#endif
+  return v;
+}
 // The numbers of one entry of a launch's sequence list, asked for together, so that they are waited for once. What they
 // mean for the state and for the rest are questions of their own: the state's loads wait for no other answer.
 struct Entry {
@@ -342,14 +356,21 @@ struct Entry {
   int read = -1;   // slots as the lists say
   int write = -1;  // where there is no list, unused
   int resume = 0;  // not 0: the state goes on from the read slot
+  int last = 0;    // one past the last token of all sequences
 };
 
-// NOTE: threadIdx.y is 0. It tells the compiler that the numbers may differ from lane to lane: in registers that a warp
-// shares it would move each as soon as it is asked for, and wait there before it asks for the next.
+// The sequence that an entry of the list visits, out of range: nothing.
+__device__ __forceinline__ int sequence_of(const ScanArgs& a, int entry) {
+  if (!a.sequence_order) return entry;
+  return entry < a.sequences ? a.sequence_order[entry] : -1;
+}
+
+// NOTE: the compiler is not to know that every lane has the same numbers: in registers that a warp shares it would move
+// each as soon as it is asked for, and wait there before it asks for the next.
 __device__ __forceinline__ Entry load_entry(const ScanArgs& a, int64_t entry) {
   Entry e;
-  int s = static_cast<int>(entry) + static_cast<int>(threadIdx.y);
-  if (a.sequence_order) s = entry < a.sequences ? a.sequence_order[s] : -1;
+  const int zero = opaque(0);
+  const int s = sequence_of(a, static_cast<int>(entry) + zero);
   const bool there = s >= 0 && s < a.sequences;
   if (there) e.read = s, e.end = a.tokens;
   e.resume = there && a.state;
@@ -357,10 +378,14 @@ __device__ __forceinline__ Entry load_entry(const ScanArgs& a, int64_t entry) {
   if (there && a.state && a.resume) e.resume = a.resume[s];
   if (there && a.cu_seqlens) e.begin = a.cu_seqlens[s], e.end = a.cu_seqlens[s + 1];
   if (there && a.write_slots) e.write = a.write_slots[s];
+  e.last = a.tokens;
+  if (a.cu_seqlens) e.last = a.cu_seqlens[a.sequences + zero];
   return e;
 }
 
-__device__ __forceinline__ bool in_pool(const ScanArgs& a, int slot) { return slot >= 0 && slot < a.slots; }
+__device__ __forceinline__ bool in_pool(const ScanArgs& a, int64_t slot) {
+  return static_cast<uint64_t>(slot) < static_cast<uint64_t>(a.slots);
+}
 
 // Slot of the initial state, -1: start from zero.
 __device__ __forceinline__ int initial_slot(const ScanArgs& a, const Entry& e) {
@@ -387,12 +412,6 @@ __device__ __forceinline__ int final_slot(const ScanArgs& a, const Entry& e, int
 
 // A condition of an entry's numbers, which is the same on every lane, as one that the compiler knows to be so.
 __device__ __forceinline__ bool uniform(bool condition) { return __any_sync(kWholeWarp, condition); }
-
-// Tokens from here on belong to no sequence: their rows of y become 0.
-__device__ __forceinline__ int first_unused_token(const ScanArgs& a) {
-  if (!a.cu_seqlens) return a.tokens;
-  return min(max(a.cu_seqlens[a.sequences], 0), a.tokens);
-}
 
 // Entries of a launch's list: one a sequence; with none, one entry's blocks still clear the unused rows of y.
 __device__ __forceinline__ int64_t entries_of(const ScanArgs& a) { return max(a.sequences, 1); }
@@ -447,10 +466,15 @@ __device__ __forceinline__ uint32_t divide_short(uint32_t a, uint32_t b) {
 __device__ __forceinline__ Work find_work_at_once(const ScanArgs& a, int64_t item, int rows, int head_dim) {
   const uint32_t runs = (head_dim + rows - 1u) / rows;
   const int64_t of_entry = static_cast<int64_t>(a.heads) * runs;
-  if (item >= kShort || of_entry >= kShort) return find_work(a, item, rows);
-  const uint32_t short_item = static_cast<uint32_t>(item);
-  const uint32_t entry = divide_short(short_item, static_cast<uint32_t>(of_entry));
+  if (__builtin_expect(item >= kShort || of_entry >= kShort, false)) return find_work(a, item, rows);
+  const uint32_t short_item = static_cast<uint32_t>(item), heads = static_cast<uint32_t>(a.heads);
   const uint32_t row_of_heads = kHeadDim ? short_item / runs : divide_short(short_item, runs);
+  uint32_t entry;
+  if (kHeadDim && (heads & (heads - 1)) == 0) {
+    entry = row_of_heads >> (31 - __clz(heads));  // the usual number of heads
+  } else {
+    entry = divide_short(short_item, static_cast<uint32_t>(of_entry));
+  }
   Work w;
   w.entry = entry;
   w.head = static_cast<int>(row_of_heads - entry * a.heads);
@@ -461,22 +485,8 @@ __device__ __forceinline__ Work find_work_at_once(const ScanArgs& a, int64_t ite
 // The group of a head, h / (heads / groups) in one division.
 __device__ __forceinline__ int64_t group_of(const ScanArgs& a, int head) {
   const int64_t scaled = static_cast<int64_t>(head) * a.groups;
-  if (scaled >= kShort || a.heads >= kShort) return scaled / a.heads;
+  if (__builtin_expect(scaled >= kShort || a.heads >= kShort, false)) return scaled / a.heads;
   return divide_short(static_cast<uint32_t>(scaled), static_cast<uint32_t>(a.heads));
-}
-
-// A value that the compiler knows nothing of from here on: what it is worked out from comes before, and what is worked
-// out from it stays behind, so that neither gets between a load and those that wait for it.
-template <typename T>
-__device__ __forceinline__ T opaque(T v) {
-#if !defined(SSM_EMULATOR)
-  if constexpr (sizeof(T) == 8) {
-    asm volatile("" : "+l"(v));
-  } else {
-    asm volatile("" : "+r"(v));
-  }
-#endif
-  return v;
 }
 
 // One token's step of four columns: S = decay * S + dx * B, and the sum of S * C over them.
@@ -713,6 +723,151 @@ __device__ __forceinline__ RowScale row_scale(uint32_t largest_bits) {
   return scale;
 }
 
+// v[index], by halves: with an index that differs from lane to lane the array must not leave its registers.
+template <typename T, int kCount>
+__device__ __forceinline__ T pick(const T (&v)[kCount], int index) {
+  T left[kCount];
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) left[i] = v[i];
+#pragma unroll
+  for (int half = kCount / 2; half >= 1; half /= 2) {
+#pragma unroll
+    for (int i = 0; i < half; ++i) left[i] = index & half ? left[i + half] : left[i];
+  }
+  return left[0];
+}
+
+// x of neighbouring rows of one head as it is stored, four bytes a word.
+using IoBits = typename BitsOf<sizeof(Io)>::type;
+
+template <int kCount>
+struct Run {
+  static constexpr int kWords = (kCount * static_cast<int>(sizeof(Io)) + 3) / 4;
+  uint32_t w[kWords];
+  __device__ __forceinline__ Io at(int r) const {
+    return element_of(pick(w, r * static_cast<int>(sizeof(Io)) / 4) >> (r * 8 * sizeof(Io) % 32), Io());
+  }
+};
+
+// Rows [first, first + kCount), in as few accesses as their alignment allows, which is that of the first element of a
+// run of rows. Rows from valid_rows on become 0; whole accesses are valid or not.
+template <int kCount>
+__device__ __forceinline__ void load_run(Run<kCount>& to, const Io* rows, int first, int valid_rows) {
+  constexpr int kBytes = kCount * static_cast<int>(sizeof(Io));
+  constexpr int kAccess = kBytes < 16 ? kBytes : 16;
+#pragma unroll
+  for (int i = 0; i < kBytes; i += kAccess) {
+    const int row = first + i / static_cast<int>(sizeof(Io));
+    const bool valid = row < valid_rows;
+    uint32_t* words = to.w + i / 4;
+    if constexpr (kAccess == 16) {
+      const uint4 v = valid ? *reinterpret_cast<const uint4*>(rows + row) : make_uint4(0u, 0u, 0u, 0u);
+      words[0] = v.x, words[1] = v.y, words[2] = v.z, words[3] = v.w;
+    } else if constexpr (kAccess == 8) {
+      const uint2 v = valid ? *reinterpret_cast<const uint2*>(rows + row) : make_uint2(0u, 0u);
+      words[0] = v.x, words[1] = v.y;
+    } else {
+      words[0] = valid ? *reinterpret_cast<const typename BitsOf<kAccess>::type*>(rows + row) : 0u;
+    }
+  }
+}
+
+// The same element by element, for rows at any place.
+template <int kCount>
+__device__ __forceinline__ void load_run_elements(Run<kCount>& to, const Io* rows, int first, int valid_rows) {
+  constexpr int kPerWord = 4 / sizeof(Io);
+#pragma unroll
+  for (int i = 0; i < Run<kCount>::kWords; ++i) {
+    uint32_t word = 0u;
+#pragma unroll
+    for (int k = 0; k < kPerWord; ++k) {
+      const int row = i * kPerWord + k;
+      if (row < kCount && first + row < valid_rows) {
+        word |= static_cast<uint32_t>(reinterpret_cast<const IoBits*>(rows)[first + row]) << (k * 8 * sizeof(Io));
+      }
+    }
+    to.w[i] = word;
+  }
+}
+
+// 8-bit rows: their scale, and numbers in and out of them.
+
+// 1 / v with an error of 2^-22 of it, for normal numbers whose reciprocal is one.
+__device__ __forceinline__ float reciprocal(float v) {
+#if defined(SSM_EMULATOR)
+  return 1.f / v;
+#else
+  float r;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(v));
+  return r;
+#endif
+}
+
+// The scale that takes a row's largest magnitude to 127, and what takes a value to steps of it. NaN and infinity are
+// not lost. A row of zeros has scale 0; rows smaller than 2^-119 share the least scale that is a normal number.
+__device__ __forceinline__ RowScale scale_of_largest(float largest) {
+  const float least = largest < 0x1p-119f ? 0x1p-119f : largest;
+  RowScale scale;
+  scale.stored = least * (1.f / 127.f);
+  scale.inverse = reciprocal(scale.stored);
+  if (largest == 0.f) scale.stored = 0.f;
+  return scale;
+}
+
+// The larger of two magnitudes, NaN if one is.
+__device__ __forceinline__ float larger_magnitude(float a, float b) {
+#if !defined(SSM_EMULATOR) && __CUDA_ARCH__ >= 800
+  float larger;
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(larger) : "f"(fabsf(a)), "f"(fabsf(b)));
+  return larger;
+#else
+  // As integers NaN is above infinity.
+  return __uint_as_float(max(__float_as_uint(a) & 0x7fffffffu, __float_as_uint(b) & 0x7fffffffu));
+#endif
+}
+
+// Of a row of which each of kLanes lanes has kCount values.
+template <int kLanes, int kCount>
+__device__ __forceinline__ RowScale scale_of(const float (&s)[kCount]) {
+  float largest = 0.f;
+#pragma unroll
+  for (int n = 0; n < kCount; ++n) largest = larger_magnitude(largest, s[n]);
+#pragma unroll
+  for (int bit = kLanes / 2; bit >= 1; bit /= 2) {
+    largest = larger_magnitude(largest, __shfl_xor_sync(kWholeWarp, largest, bit));
+  }
+  return scale_of_largest(largest);
+}
+
+// Quad q of a piece as floats; integers are not scaled.
+template <typename T>
+__device__ __forceinline__ float4 widen_quad(const Piece<T>& p, int q) {
+  if constexpr (sizeof(T) == 1) {
+    // 2^23 + b as a float has b in its low byte: two instructions, where a conversion runs at a quarter of the rate.
+    const uint32_t biased = p.w[q] ^ 0x80808080u;
+    float v[4];
+#pragma unroll
+    for (int k = 0; k < 4; ++k) v[k] = __uint_as_float(__byte_perm(biased, 0x4b000000u, 0x7440 + k)) - 8388736.f;
+    return make_float4(v[0], v[1], v[2], v[3]);
+  } else {
+    return quad_of(p, q);
+  }
+}
+
+// Four values to the nearest numbers of quad q of a piece.
+template <typename T>
+__device__ __forceinline__ void round_nearest(Piece<T>& p, int q, const float* s, const RowScale& scale) {
+  if constexpr (sizeof(T) == 1) {
+    constexpr float kRound = 12582912.f;  // 1.5 * 2^23: the sum's low byte is the integer
+    uint32_t byte[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) byte[i] = __float_as_uint(fmaf(s[i], scale.inverse, kRound));
+    p.w[q] = __byte_perm(__byte_perm(byte[0], byte[1], 0x0040), __byte_perm(byte[2], byte[3], 0x0040), 0x5410);
+  } else {
+    round_quad(p, q, s, make_uint4(0u, 0u, 0u, 0u), false, scale);
+  }
+}
+
 constexpr int kSlice = kPieces * kPiece;   // columns a lane owns of a row
 constexpr bool kScaled = sizeof(State) == 1;  // 8-bit states have a scale a row
 constexpr bool kRounds = sizeof(State) < 4;   // stores lose bits
@@ -722,13 +877,14 @@ constexpr int kSummed = kPieces > 8 ? 16 : kPieces > 4 ? 8 : kPieces > 2 ? 4 : k
 
 __device__ __forceinline__ int column_of(int lane, int piece) { return kPiece * (lane + kLanes * piece); }
 
-// What a lane reads of one token: its columns of B and C, which serve all its rows, x of its rows, x and z of the row
-// whose y it stores, and dt.
+// What a lane reads of one token, as it is stored, so that nothing is waited for where it is asked for: dt, its columns
+// of B and C, which serve all its rows, x of its rows and z of the row whose y it stores.
+template <int kCount>
 struct Token {
+  uint32_t dt_f32, dt_io;  // one of them
   Piece<Io> B[kPieces], C[kPieces];
-  Io x[kRowTile];
-  Io own_x, own_z;
-  float dt;
+  Run<kCount> x;
+  uint32_t z;
 };
 
 // Where a lane works: its first row in the run, the row that it stores y of, and which of them are there.
@@ -738,29 +894,34 @@ struct Place {
   __device__ __forceinline__ bool has(int r) const { return kWholeRuns || r < valid_rows; }
 };
 
-// The pointers of a lane's group, rows and head at token 0.
-struct Source {
-  const Io *B, *C, *x, *z;
-  const void* dt;
-  int head;
-};
+// A lane's rows [first, first + kCount).
+template <int kCount>
+__device__ __forceinline__ Place place_of(const Work& w, int head_dim, int first) {
+  Place at;
+  at.lane = threadIdx.x % kLanes;
+  at.row = threadIdx.x / kLanes * kRowTile + first;
+  at.own = at.row + folded_index<kLanes, kCount>(at.lane);
+  at.stores_y = at.lane % (kLanes / kCount) == 0;
+  at.valid_rows = min(kRows, head_dim - w.row0);
+  return at;
+}
 
 // kFast: state, B, C and x take accesses of 16 bytes (or all that a lane needs of them), and A is one a head.
-template <bool kFast>
-__device__ __forceinline__ void load_token(Token& to, const ScanArgs& a, const Source& from, const Place& at,
-                                           int64_t t) {
-  to.dt = load_dt(a, from.dt, t * a.dt_stride + from.head);
-  const Io* x = from.x + t * a.x_stride;
+template <bool kFast, int kCount>
+__device__ __forceinline__ void load_token(Token<kCount>& to, const ScanArgs& a, const Work& w, int64_t row0,
+                                           int64_t group, const Place& at, int64_t t) {
+  const int64_t dt = t * a.dt_stride + w.head;
+  to.dt_f32 = to.dt_io = 0u;
+  if (a.flags & kFlagDtF32) to.dt_f32 = static_cast<const uint32_t*>(a.dt)[dt];
+  if (!(a.flags & kFlagDtF32)) to.dt_io = static_cast<const IoBits*>(a.dt)[dt];
+  const Io* x = static_cast<const Io*>(a.x) + (row0 + t * a.x_stride);
+  const Io* B = static_cast<const Io*>(a.B) + (group * kDState + t * a.B_stride);
+  const Io* C = static_cast<const Io*>(a.C) + (group * kDState + t * a.C_stride);
   if constexpr (kFast) {
-    load_run<kRowTile>(to.x, x, at.row, kWholeRuns ? kRows : at.valid_rows);
+    load_run(to.x, x, at.row, kWholeRuns ? kRows : at.valid_rows);
   } else {
-#pragma unroll
-    for (int r = 0; r < kRowTile; ++r) to.x[r] = at.has(at.row + r) ? x[at.row + r] : from_f32<Io>(0.f);
+    load_run_elements(to.x, x, at.row, at.valid_rows);
   }
-  const bool owns = at.has(at.own);
-  to.own_x = owns ? x[at.own] : from_f32<Io>(0.f);
-  to.own_z = owns && a.z ? from.z[t * a.z_stride + at.own] : from_f32<Io>(0.f);
-  const Io *B = from.B + t * a.B_stride, *C = from.C + t * a.C_stride;
 #pragma unroll
   for (int i = 0; i < kPieces; ++i) {
     const int n = column_of(at.lane, i);
@@ -772,65 +933,202 @@ __device__ __forceinline__ void load_token(Token& to, const ScanArgs& a, const S
       load_elements(to.C[i], C, n, kDState);
     }
   }
+  to.z = 0u;
+  if (a.z && at.has(at.own)) to.z = static_cast<const IoBits*>(a.z)[row0 + at.own + t * a.z_stride];
 }
 
-// One token's step of a lane's rows; returns the row's sum of S * C that this lane stores, whole on every lane of
-// its share. Sums over columns go by column bits from high to low: pieces of a lane, lanes, quads of a piece.
-template <bool kPerColumn>
-__device__ __forceinline__ float advance_rows(float (&s)[kRowTile][kSlice], const Token& token, float d, float decay1,
-                                              const float* column_A, int lane) {
-  float dx[kRowTile];
+// A head's numbers, which all its tokens share.
+struct Head {
+  float A, bias, D;
+};
+
+__device__ __forceinline__ Head load_head(const ScanArgs& a, int head, bool per_column) {
+  Head found{0.f, 0.f, 0.f};
+  if (!per_column) found.A = a.A[head];
+  if (a.dt_bias) found.bias = a.dt_bias[head];
+  if (a.D) found.D = a.D[head];
+  return found;
+}
+
+__device__ __forceinline__ float step_of(const ScanArgs& a, uint32_t dt_f32, uint32_t dt_io, float bias) {
+  const float dt = a.flags & kFlagDtF32 ? __uint_as_float(dt_f32) : to_f32(element_of(dt_io, Io()));
+  return step_size(dt, bias, a.flags, a.dt_min, a.dt_max);
+}
+
+__device__ __forceinline__ float opaque_f32(float v) { return __uint_as_float(opaque(__float_as_uint(v))); }
+
+// What makes y of a lane's row from its sum of S * C, worked out before the sum is there.
+struct Output {
+  int64_t at;  // of y, -1: another lane stores it
+  float x, gate;
+};
+
+template <int kCount>
+__device__ __forceinline__ Output output_of(const ScanArgs& a, int64_t row0, int64_t t, const Place& at,
+                                            const Token<kCount>& token) {
+  Output to;
+  to.at = at.stores_y && at.has(at.own) ? row0 + at.own + t * a.y_stride : -1;
+  to.x = to_f32(token.x.at(folded_index<kLanes, kCount>(at.lane)));
+  to.gate = a.z ? silu(to_f32(element_of(token.z, Io()))) : 1.f;
+  return to;
+}
+
+__device__ __forceinline__ void store_y(const ScanArgs& a, const Output& to, float out, float D) {
+  if (a.D) out = fmaf(D, to.x, out);
+  if (a.z) out *= to.gate;
+  if (to.at >= 0) static_cast<Io*>(a.y)[to.at] = from_f32<Io>(out);
+}
+
+// Sums over columns go by column bits from high to low: pieces of a lane, lanes, quads of a piece. Of 8-bit states,
+// whose pieces have 16 columns in every configuration, a piece's quads come first.
+constexpr int kShares = kScaled ? 1 : kPieceQuads;
+template <int kCount>
+__device__ __forceinline__ void share_quads(float (&sums)[kShares][kCount][kSummed], int row, int piece,
+                                            float (&quads)[kPieceQuads]) {
+  if constexpr (kScaled) {
+    sums[0][row][piece] = sum_quads(quads);
+  } else {
 #pragma unroll
-  for (int r = 0; r < kRowTile; ++r) dx[r] = d * to_f32(token.x[r]);
-  float sums[kPieceQuads][kRowTile][kSummed] = {};
-#pragma unroll
-  for (int i = 0; i < kPieces; ++i) {
-#pragma unroll
-    for (int q = 0; q < kPieceQuads; ++q) {
-      const float4 b = quad_of(token.B[i], q), c = quad_of(token.C[i], q);
-      float4 decay = make_float4(decay1, decay1, decay1, decay1);
-      if constexpr (kPerColumn) {
-        const int n = column_of(lane, i) + 4 * q;
-        decay.x = n + 0 < kDState ? expf(d * column_A[n + 0]) : 1.f;
-        decay.y = n + 1 < kDState ? expf(d * column_A[n + 1]) : 1.f;
-        decay.z = n + 2 < kDState ? expf(d * column_A[n + 2]) : 1.f;
-        decay.w = n + 3 < kDState ? expf(d * column_A[n + 3]) : 1.f;
-      }
-#pragma unroll
-      for (int r = 0; r < kRowTile; ++r) sums[q][r][i] = advance(s[r] + i * kPiece + 4 * q, decay, dx[r], b, c);
-    }
+    for (int q = 0; q < kPieceQuads; ++q) sums[q][row][piece] = quads[q];
   }
-  float quads[kPieceQuads];
+}
+
+// The sum of a lane's row whose y it stores, whole on every lane of its share.
+template <int kCount>
+__device__ __forceinline__ float sum_rows(float (&sums)[kShares][kCount][kSummed], int lane) {
+  float quads[kShares];
 #pragma unroll
-  for (int q = 0; q < kPieceQuads; ++q) {
-    float rows[kRowTile];
+  for (int q = 0; q < kShares; ++q) {
+    float rows[kCount];
 #pragma unroll
-    for (int r = 0; r < kRowTile; ++r) rows[r] = sum_quads(sums[q][r]);
-    fold_lanes<kLanes, kRowTile>(rows, lane);
-    quads[q] = sum_lanes(rows[0], kLanes / kRowTile);
+    for (int r = 0; r < kCount; ++r) rows[r] = sum_quads(sums[q][r]);
+    fold_lanes<kLanes, kCount>(rows, lane);
+    quads[q] = sum_lanes(rows[0], kLanes / kCount);
   }
   return sum_quads(quads);
 }
 
+__device__ __forceinline__ void put_quad(float* to, float4 v) { to[0] = v.x, to[1] = v.y, to[2] = v.z, to[3] = v.w; }
+
+// The usual step: a sequence that has one token goes on from one slot to another, stores are rounded to nearest and
+// everything takes whole vectors. A row is widened, moved on, narrowed and stored at once, so that few are wide.
+__device__ __forceinline__ void run_one_token(const ScanArgs& a, const Place& at, const Token<kRowTile>& token,
+                                              const Head& head, int64_t row0, int64_t t, State* in_slot,
+                                              int64_t initial, int64_t final) {
+  Piece<State> stored[kRowTile][kPieces];
+  float scales[kRowTile];
+  const State* const from = in_slot + initial * a.state_stride;
+#pragma unroll
+  for (int r = 0; r < kRowTile; ++r) {
+#pragma unroll
+    for (int i = 0; i < kPieces; ++i) {
+      clear(stored[r][i]);
+      if (at.has(at.row + r)) load_piece<true>(stored[r][i], from + r * kDState, column_of(at.lane, i), kDState);
+    }
+  }
+  if constexpr (kScaled) {
+    const float* scale = a.state_scale + (initial * a.state_scale_stride + row0 + at.row);
+#pragma unroll
+    for (int r = 0; r < kRowTile; ++r) scales[r] = at.has(at.row + r) ? scale[r] : 0.f;
+  }
+  const float d = step_of(a, token.dt_f32, token.dt_io, head.bias);
+  const float decay = expf(d * head.A);
+  float4 b[kPieces][kPieceQuads], c[kPieces][kPieceQuads];
+#pragma unroll
+  for (int i = 0; i < kPieces; ++i) {
+#pragma unroll
+    for (int q = 0; q < kPieceQuads; ++q) b[i][q] = quad_of(token.B[i], q), c[i][q] = quad_of(token.C[i], q);
+  }
+  Output output = output_of(a, row0, t, at, token);
+  output.at = opaque(output.at), output.x = opaque_f32(output.x), output.gate = opaque_f32(output.gate);
+  if constexpr (kScaled) __syncwarp();  // every lane has read the scales that one of them writes over
+  State* const to = in_slot + final * a.state_stride;
+  float sums[kShares][kRowTile][kSummed] = {};
+#pragma unroll
+  for (int r = 0; r < kRowTile; ++r) {
+    float s[kSlice];
+    const float dx = d * to_f32(token.x.at(r));
+    const float decay1 = kScaled ? decay * scales[r] : decay;
+#pragma unroll
+    for (int i = 0; i < kPieces; ++i) {
+      float quads[kPieceQuads];
+#pragma unroll
+      for (int q = 0; q < kPieceQuads; ++q) {
+        float* quad = s + i * kPiece + 4 * q;
+        put_quad(quad, widen_quad(stored[r][i], q));
+        quads[q] = advance(quad, make_float4(decay1, decay1, decay1, decay1), dx, b[i][q], c[i][q]);
+      }
+      share_quads(sums, r, i, quads);
+    }
+    RowScale scale;
+    if constexpr (kScaled) scale = scale_of<kLanes>(s);
+    if (at.has(at.row + r)) {
+#pragma unroll
+      for (int i = 0; i < kPieces; ++i) {
+#pragma unroll
+        for (int q = 0; q < kPieceQuads; ++q) round_nearest(stored[r][i], q, s + i * kPiece + 4 * q, scale);
+        store_piece(to + r * kDState, column_of(at.lane, i), stored[r][i], kDState);
+      }
+    }
+    scales[r] = scale.stored;
+  }
+  if constexpr (kScaled) {
+    const float own = pick(scales, at.lane);
+    const int row = at.row + at.lane;
+    if (at.lane < kRowTile && at.has(row)) a.state_scale[final * a.state_scale_stride + row0 + row] = own;
+  }
+  store_y(a, output, sum_rows<kRowTile>(sums, at.lane), head.D);
+}
+
+// One token's step of a lane's rows; returns the sum of sum_rows. `decays` has the decay of each row.
+template <bool kPerColumn>
+__device__ __forceinline__ float advance_rows(float (&s)[kTogether][kSlice], const Token<kTogether>& token, float d,
+                                              const float (&decays)[kTogether], const float* column_A, int lane) {
+  float dx[kTogether];
+#pragma unroll
+  for (int r = 0; r < kTogether; ++r) dx[r] = d * to_f32(token.x.at(r));
+  float sums[kShares][kTogether][kSummed] = {};
+#pragma unroll
+  for (int i = 0; i < kPieces; ++i) {
+    float quads[kTogether][kPieceQuads];
+#pragma unroll
+    for (int q = 0; q < kPieceQuads; ++q) {
+      const float4 b = quad_of(token.B[i], q), c = quad_of(token.C[i], q);
+      float4 columns = make_float4(1.f, 1.f, 1.f, 1.f);
+      if constexpr (kPerColumn) {
+        const int n = column_of(lane, i) + 4 * q;
+        if (n + 0 < kDState) columns.x = expf(d * column_A[n + 0]);
+        if (n + 1 < kDState) columns.y = expf(d * column_A[n + 1]);
+        if (n + 2 < kDState) columns.z = expf(d * column_A[n + 2]);
+        if (n + 3 < kDState) columns.w = expf(d * column_A[n + 3]);
+      }
+#pragma unroll
+      for (int r = 0; r < kTogether; ++r) {
+        const float one = decays[r];
+        const float4 decay =
+            kPerColumn ? make_float4(one * columns.x, one * columns.y, one * columns.z, one * columns.w)
+                       : make_float4(one, one, one, one);
+        quads[r][q] = advance(s[r] + i * kPiece + 4 * q, decay, dx[r], b, c);
+      }
+    }
+#pragma unroll
+    for (int r = 0; r < kTogether; ++r) share_quads(sums, r, i, quads[r]);
+  }
+  return sum_rows<kTogether>(sums, lane);
+}
+
 // Stores a lane's rows to a slot. `row0` is the run's first row among heads * head_dim.
 template <bool kFast>
-__device__ __forceinline__ void store_rows(const ScanArgs& a, const float (&s)[kRowTile][kSlice], int64_t slot,
-                                           int token, int64_t row0, const Place& at, const Rounding& rounding) {
+__device__ __forceinline__ void store_rows(const ScanArgs& a, const float (&s)[kTogether][kSlice], int64_t slot,
+                                           int token, int64_t row0, const Place& at) {
+  Rounding rounding;
+  if constexpr (kRounds) rounding = find_rounding(a.rounding_key);
   State* rows = static_cast<State*>(a.state) + slot * a.state_stride + (row0 + at.row) * kDState;
   if constexpr (kScaled) __syncwarp();  // every lane has read the scales that one of them writes over
 #pragma unroll
-  for (int r = 0; r < kRowTile; ++r) {
+  for (int r = 0; r < kTogether; ++r) {
     RowScale scale;
-    if constexpr (kScaled) {
-      uint32_t largest = 0u;
-#pragma unroll
-      for (int n = 0; n < kSlice; ++n) largest = max(largest, __float_as_uint(s[r][n]) & 0x7fffffffu);
-#pragma unroll
-      for (int bit = kLanes / 2; bit >= 1; bit /= 2) {
-        largest = max(largest, __shfl_xor_sync(kWholeWarp, largest, bit));
-      }
-      scale = row_scale(largest);
-    }
+    if constexpr (kScaled) scale = scale_of<kLanes>(s[r]);
     if (at.has(at.row + r)) {
       if constexpr (kScaled) {
         if (at.lane == 0) a.state_scale[slot * a.state_scale_stride + row0 + at.row + r] = scale.stored;
@@ -841,12 +1139,13 @@ __device__ __forceinline__ void store_rows(const ScanArgs& a, const float (&s)[k
         Piece<State> piece;
 #pragma unroll
         for (int q = 0; q < kPieceQuads; ++q) {
-          uint4 random = make_uint4(0u, 0u, 0u, 0u);
           if (kRounds && rounding.stochastic) {
             const uint32_t row = static_cast<uint32_t>(row0 + at.row + r);
-            random = draw4(rounding, row, (kDState + 3) / 4, n / 4 + q, slot, token);
+            const uint4 random = draw4(rounding, row, (kDState + 3) / 4, n / 4 + q, slot, token);
+            round_quad(piece, q, s[r] + i * kPiece + 4 * q, random, true, scale);
+          } else {
+            round_nearest(piece, q, s[r] + i * kPiece + 4 * q, scale);
           }
-          round_quad(piece, q, s[r] + i * kPiece + 4 * q, random, kRounds && rounding.stochastic, scale);
         }
         if constexpr (kFast) {
           store_piece(rows + r * kDState, n, piece, kDState);
@@ -858,132 +1157,159 @@ __device__ __forceinline__ void store_rows(const ScanArgs& a, const float (&s)[k
   }
 }
 
+// Any step: kTogether of a lane's rows at a time go through all tokens of the sequence.
 template <bool kFast>
-__device__ __forceinline__ void run_item(const ScanArgs& a, const Work& w) {
-  const Entry e = load_entry(a, w.entry);
-  // What follows waits for none of these numbers, so that the state's addresses and the token's are ready when they
-  // arrive; only the slot and the token are added then.
-  const int head_dim = kHeadDim ? kHeadDim : a.head_dim;
-  const int64_t row0 = static_cast<int64_t>(w.head) * head_dim + w.row0;
-  Place at;
-  at.lane = threadIdx.x % kLanes;
-  at.row = threadIdx.x / kLanes * kRowTile;
-  at.own = at.row + folded_index<kLanes, kRowTile>(at.lane);
-  at.stores_y = at.lane % (kLanes / kRowTile) == 0;
-  at.valid_rows = min(kRows, head_dim - w.row0);
-  const int64_t in_slot = opaque((row0 + at.row) * kDState + kPiece * at.lane);
-  const int64_t group = group_of(a, w.head);
-  const Source source{static_cast<const Io*>(a.B) + group * kDState,
-                      static_cast<const Io*>(a.C) + group * kDState,
-                      static_cast<const Io*>(a.x) + row0,
-                      static_cast<const Io*>(a.z) + row0,
-                      a.dt,
-                      w.head};
-
-  // All of the state is asked for before anything is waited for.
-  const int initial = initial_slot(a, e);
-  Piece<State> stored[kRowTile][kPieces];
-  float scales[kRowTile];
-  {
-    const State* rows = static_cast<const State*>(a.state) + (initial * a.state_stride + in_slot);
-#pragma unroll
-    for (int r = 0; r < kRowTile; ++r) {
-      const bool present = initial >= 0 && at.has(at.row + r);
-#pragma unroll
-      for (int i = 0; i < kPieces; ++i) {
-        clear(stored[r][i]);
-        if (present) {
-          const State* from = rows + r * kDState - kPiece * at.lane;
-          if constexpr (kFast) {
-            load_piece<true>(stored[r][i], from, column_of(at.lane, i), kDState);
-          } else {
-            load_elements(stored[r][i], from, column_of(at.lane, i), kDState);
-          }
-        }
-      }
-      if constexpr (kScaled) {
-        scales[r] = present ? a.state_scale[initial * a.state_scale_stride + row0 + at.row + r] : 0.f;
-      }
-    }
-  }
-
+__device__ __forceinline__ void run_any(const ScanArgs& a, const Work& w, const Entry& e, int head_dim) {
+  constexpr int kAtOnce = kFast ? kChunk : 1;
+  const int64_t first_row = static_cast<int64_t>(w.head) * head_dim + w.row0;
   const int begin = max(e.begin, 0), end = min(e.end, a.tokens);
   if (uniform(is_padding(a, e))) {
     clear_rows(a, w, kRows, begin, end, 1);
-    clear_rows(a, w, kRows, first_unused_token(a) + w.entry, a.tokens, entries_of(a));
     return;
   }
-  const int final = final_slot(a, e, initial);
-  // The first token and what all tokens share.
-  Token token{};
-  if (uniform(begin < end)) load_token<kFast>(token, a, source, at, begin);
-  const int head = opaque(w.head);
+  const int initial = initial_slot(a, e), final = final_slot(a, e, initial);
   const bool per_column = !kFast && (a.flags & kFlagPerColumnA);
-  const float A = per_column ? 0.f : a.A[head];
-  const float bias = a.dt_bias ? a.dt_bias[head] : 0.f;
-  const float D = a.D ? a.D[head] : 0.f;
-  const int last_offset = a.cu_seqlens ? a.cu_seqlens[a.sequences] : a.tokens;  // needed last, waits with the others
-  Rounding rounding;
-  if constexpr (kRounds) rounding = find_rounding(a.rounding_key);
-
-  float s[kRowTile][kSlice];
+  const float* column_A = a.A + static_cast<int64_t>(w.head) * kDState;
+  const int64_t first_group = group_of(a, w.head);
+#pragma unroll 1
+  for (int first = 0; first < kRowTile; first += kTogether) {
+    const Place at = place_of<kTogether>(w, head_dim, first);
+    float s[kTogether][kSlice];
+    float decays[kTogether];  // of stored integers, scales while no token was taken
+    {
+      const State* rows =
+          static_cast<const State*>(a.state) + (initial * a.state_stride + (first_row + at.row) * kDState);
+      Piece<State> stored[kTogether][kPieces];
 #pragma unroll
-  for (int r = 0; r < kRowTile; ++r) {
+      for (int r = 0; r < kTogether; ++r) {
+        const bool present = initial >= 0 && at.has(at.row + r);
 #pragma unroll
-    for (int i = 0; i < kPieces; ++i) {
+        for (int i = 0; i < kPieces; ++i) {
+          clear(stored[r][i]);
+          if (present) {
+            if constexpr (kFast) {
+              load_piece<true>(stored[r][i], rows + r * kDState, column_of(at.lane, i), kDState);
+            } else {
+              load_elements(stored[r][i], rows + r * kDState, column_of(at.lane, i), kDState);
+            }
+          }
+        }
+        decays[r] = 1.f;
+        if constexpr (kScaled) {
+          decays[r] = present ? a.state_scale[initial * a.state_scale_stride + first_row + at.row + r] : 0.f;
+        }
+      }
 #pragma unroll
-      for (int k = 0; k < kPieceQuads; ++k) {
-        const float4 v = quad_of(stored[r][i], k);
-        float* to = s[r] + i * kPiece + 4 * k;
-        to[0] = v.x, to[1] = v.y, to[2] = v.z, to[3] = v.w;
-        if constexpr (kScaled) to[0] *= scales[r], to[1] *= scales[r], to[2] *= scales[r], to[3] *= scales[r];
+      for (int r = 0; r < kTogether; ++r) {
+#pragma unroll
+        for (int i = 0; i < kPieces; ++i) {
+#pragma unroll
+          for (int q = 0; q < kPieceQuads; ++q) put_quad(s[r] + i * kPiece + 4 * q, widen_quad(stored[r][i], q));
+        }
       }
     }
-  }
-
-  Io* y = static_cast<Io*>(a.y) + row0 + at.own;
-  const float* column_A = a.A + static_cast<int64_t>(head) * kDState;
+    float d_of_lane = 0.f, decay_of_lane = 0.f;  // of the token that is this lane's among 32
 #pragma unroll 1
-  for (int t = begin; uniform(t < end); ++t) {
-    Token next = token;
-    if (kAhead && uniform(t + 1 < end)) load_token<kFast>(next, a, source, at, t + 1);
-    const float d = step_size(token.dt, bias, a.flags, a.dt_min, a.dt_max);
-    float out;
-    if (per_column) {
-      out = advance_rows<true>(s, token, d, 0.f, column_A, at.lane);
-    } else {
-      out = advance_rows<false>(s, token, d, expf(d * A), column_A, at.lane);
+    for (int t = begin; t < end; t += kAtOnce) {
+      // One token's addresses are worked out anew for each: kept in registers they would cost more than they save.
+      const int64_t row0 = kAtOnce == 1 ? opaque(first_row) : first_row;
+      const int64_t group = kAtOnce == 1 ? opaque(first_group) : first_group;
+      Token<kTogether> tokens[kAtOnce];
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) load_token<kFast>(tokens[i], a, w, row0, group, at, min(t + i, end - 1));
+      const int turn = (t - begin) % 32;
+      if (turn == 0) {
+        const Head head = load_head(a, w.head, per_column);
+        const int64_t own = min(t + static_cast<int>(threadIdx.x % 32), end - 1);
+        const float dt = load_dt(a, a.dt, own * a.dt_stride + w.head);
+        d_of_lane = step_size(dt, head.bias, a.flags, a.dt_min, a.dt_max);
+        decay_of_lane = expf(d_of_lane * head.A);
+      }
+      const float D = a.D ? a.D[w.head] : 0.f;
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        if (i > 0 && uniform(t + i >= end)) break;
+        const float d = __shfl_sync(kWholeWarp, d_of_lane, turn + i);
+        const float decay = __shfl_sync(kWholeWarp, decay_of_lane, turn + i);
+        float out;
+        if (per_column) {
+          out = advance_rows<true>(s, tokens[i], d, decays, column_A, at.lane);
+        } else {
+          float of_rows[kTogether];
+#pragma unroll
+          for (int r = 0; r < kTogether; ++r) of_rows[r] = kScaled ? decay * decays[r] : decay;
+          out = advance_rows<false>(s, tokens[i], d, of_rows, column_A, at.lane);
+        }
+#pragma unroll
+        for (int r = 0; r < kTogether; ++r) decays[r] = 1.f;
+        store_y(a, output_of(a, row0, t + i, at, tokens[i]), out, D);
+        // The last token's checkpoint is stored with the final state.
+        if (a.checkpoint_slots && uniform(t + i + 1 < end)) {
+          const int64_t slot = a.checkpoint_slots[t + i];
+          if (uniform(slot >= 0 && slot < a.slots)) store_rows<kFast>(a, s, slot, t + i - begin, row0, at);
+        }
+      }
     }
-    if (at.stores_y && at.has(at.own)) {
-      if (a.D) out = fmaf(D, to_f32(token.own_x), out);
-      if (a.z) out *= silu(to_f32(token.own_z));
-      y[t * a.y_stride] = from_f32<Io>(out);
+    if constexpr (kScaled) {
+      // Of an empty sequence: its state is stored again as it was.
+#pragma unroll
+      for (int r = 0; r < kTogether; ++r) {
+#pragma unroll
+        for (int n = 0; n < kSlice; ++n) s[r][n] *= decays[r];
+      }
     }
-    const int64_t slot = a.checkpoint_slots ? a.checkpoint_slots[t] : -1;
-    if (uniform(slot >= 0 && slot < a.slots)) store_rows<kFast>(a, s, slot, t - begin, row0, at, rounding);
-    if (!kAhead && uniform(t + 1 < end)) load_token<kFast>(next, a, source, at, t + 1);
-    token = next;
+#pragma unroll 1
+    for (int last = 0; last < 2; ++last) {
+      int64_t slot = final;
+      if (last == 0) slot = a.checkpoint_slots && begin < end ? a.checkpoint_slots[end - 1] : -1;
+      if (uniform(slot >= 0 && slot < a.slots)) store_rows<kFast>(a, s, slot, end - begin - 1, first_row, at);
+    }
   }
-  if (uniform(final >= 0)) store_rows<kFast>(a, s, final, end - begin - 1, row0, at, rounding);
-  const int unused = min(max(last_offset, 0), a.tokens);
-  clear_rows(a, w, kRows, unused + w.entry, a.tokens, entries_of(a));
 }
 
-extern "C" __global__ void __launch_bounds__(kThreads, 8)
-ssm_update_n128_p64_l16_r16_w2_c1_bf16_sbf16(const __grid_constant__ ScanArgs a) {
+// Whether a sequence took the usual step. In such a step token s is that of sequence s: it is asked for before the
+// offsets are there, and where they say otherwise the sequence goes the long way.
+__device__ __forceinline__ bool take_usual_step(const ScanArgs& a, const Work& w, const Entry& e, int head_dim) {
+  const int64_t row0 = static_cast<int64_t>(w.head) * head_dim + w.row0;
+  // What comes first waits for none of the entry's numbers, so that the state's addresses and the token are ready when
+  // they arrive; only the slot is added then.
+  const int t = min(max(sequence_of(a, static_cast<int>(w.entry)), 0), a.tokens - 1);
+  const Place at = place_of<kRowTile>(w, head_dim, 0);
+  State* const in_slot = opaque(static_cast<State*>(a.state) + (row0 + at.row) * kDState);
+  const Head head = load_head(a, w.head, false);
+  Token<kRowTile> token;
+  load_token<true>(token, a, w, row0, group_of(a, w.head), at, t);
+  const int final = listed_write(a, e);
+  const bool usual = (e.begin == t) & (e.end == t + 1) & (e.resume != 0) & (e.read != a.pad_slot) &
+                     in_pool(a, e.read) & in_pool(a, final) & !a.checkpoint_slots & !(kRounds && a.rounding_key);
+  if (!uniform(usual)) return false;
+  run_one_token(a, at, token, head, row0, t, in_slot, e.read, final);
+  return true;
+}
+
+extern "C" __global__ void __launch_bounds__(kThreads, 32)
+ssm_update_n64_p64_l16_r8_w1_c1_bf16_sf32(const __grid_constant__ ScanArgs a) {
   constexpr uint32_t kVectors = kFlagVectorState | kFlagVectorX | kFlagVectorB | kFlagVectorC;
   const bool fast = (a.flags & (kVectors | kFlagPerColumnA)) == kVectors;
+  const int head_dim = kHeadDim ? kHeadDim : a.head_dim;
+  int64_t item = blockIdx.x;
+  Work w = find_work_at_once(a, item, kRows, head_dim);
+  Entry e = load_entry(a, w.entry);
+  if (w.entry >= entries_of(a)) return;
+  bool left = true;
+  if (fast && min(a.tokens, a.sequences) > 0 && take_usual_step(a, w, e, head_dim)) {
+    if (e.last >= a.tokens && item + gridDim.x >= work_items(a, kRows)) return;
+    left = false;
+  }
 #pragma unroll 1
-  for (int64_t item = blockIdx.x;;) {
-    const Work w = find_work_at_once(a, item, kRows, kHeadDim ? kHeadDim : a.head_dim);
-    if (w.entry >= entries_of(a)) return;
-    if (fast) {
-      run_item<true>(a, w);
-    } else {
-      run_item<false>(a, w);
-    }
-    // Counted behind the work, not before it: few launches have a second item for a block.
+  for (;;) {
+    if (left && fast) run_any<true>(a, w, e, head_dim);
+    if (left && !fast) run_any<false>(a, w, e, head_dim);
+    clear_rows(a, w, kRows, min(max(e.last, 0), a.tokens) + w.entry, a.tokens, entries_of(a));
     item += gridDim.x;
-    if (item >= opaque(entries_of(a)) * a.heads * ((a.head_dim + kRows - 1) / kRows)) return;
+    if (item >= work_items(a, kRows)) return;
+    w = find_work(a, item, kRows);
+    e = load_entry(a, w.entry);
+    left = true;
   }
 }
