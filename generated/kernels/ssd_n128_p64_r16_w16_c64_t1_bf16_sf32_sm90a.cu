@@ -160,20 +160,6 @@ __device__ __forceinline__ void store_streaming(T* p, T v) {
   __stcs(p, v);
 }
 
-// A value that the compiler knows nothing of from here on: what it is worked out from comes before, and what is worked
-// out from it stays behind, so that neither gets between a load and those that wait for it.
-template <typename T>
-__device__ __forceinline__ T opaque(T v) {
-#if !defined(SSM_EMULATOR)
-  if constexpr (sizeof(T) == 8) {
-    asm volatile("" : "+l"(v));
-  } else {
-    asm volatile("" : "+r"(v));
-  }
-#endif
-  return v;
-}
-
 // Storage types in and out of f32. Loads and stores of four go as one access.
 __device__ __forceinline__ float to_f32(float v) { return v; }
 __device__ __forceinline__ float to_f32(__nv_bfloat16 v) { return __bfloat162float(v); }
@@ -413,6 +399,19 @@ __device__ __forceinline__ void store_pair(const Destination& to, int n, float l
   to.row[n + 1] = out[1];
 }
 
+// A value that the compiler knows nothing of from here on: what it is worked out from comes before, and what is worked
+// out from it stays behind, so that neither gets between a load and those that wait for it.
+template <typename T>
+__device__ __forceinline__ T opaque(T v) {
+#if !defined(SSM_EMULATOR)
+  if constexpr (sizeof(T) == 8) {
+    asm volatile("" : "+l"(v));
+  } else {
+    asm volatile("" : "+r"(v));
+  }
+#endif
+  return v;
+}
 // The numbers of one entry of a launch's sequence list, asked for together, so that they are waited for once. What they
 // mean for the state and for the rest are questions of their own: the state's loads wait for no other answer.
 struct Entry {
@@ -421,14 +420,21 @@ struct Entry {
   int read = -1;   // slots as the lists say
   int write = -1;  // where there is no list, unused
   int resume = 0;  // not 0: the state goes on from the read slot
+  int last = 0;    // one past the last token of all sequences
 };
 
-// NOTE: threadIdx.y is 0. It tells the compiler that the numbers may differ from lane to lane: in registers that a warp
-// shares it would move each as soon as it is asked for, and wait there before it asks for the next.
+// The sequence that an entry of the list visits, out of range: nothing.
+__device__ __forceinline__ int sequence_of(const ScanArgs& a, int entry) {
+  if (!a.sequence_order) return entry;
+  return entry < a.sequences ? a.sequence_order[entry] : -1;
+}
+
+// NOTE: the compiler is not to know that every lane has the same numbers: in registers that a warp shares it would move
+// each as soon as it is asked for, and wait there before it asks for the next.
 __device__ __forceinline__ Entry load_entry(const ScanArgs& a, int64_t entry) {
   Entry e;
-  int s = static_cast<int>(entry) + static_cast<int>(threadIdx.y);
-  if (a.sequence_order) s = entry < a.sequences ? a.sequence_order[s] : -1;
+  const int zero = opaque(0);
+  const int s = sequence_of(a, static_cast<int>(entry) + zero);
   const bool there = s >= 0 && s < a.sequences;
   if (there) e.read = s, e.end = a.tokens;
   e.resume = there && a.state;
@@ -436,10 +442,14 @@ __device__ __forceinline__ Entry load_entry(const ScanArgs& a, int64_t entry) {
   if (there && a.state && a.resume) e.resume = a.resume[s];
   if (there && a.cu_seqlens) e.begin = a.cu_seqlens[s], e.end = a.cu_seqlens[s + 1];
   if (there && a.write_slots) e.write = a.write_slots[s];
+  e.last = a.tokens;
+  if (a.cu_seqlens) e.last = a.cu_seqlens[a.sequences + zero];
   return e;
 }
 
-__device__ __forceinline__ bool in_pool(const ScanArgs& a, int slot) { return slot >= 0 && slot < a.slots; }
+__device__ __forceinline__ bool in_pool(const ScanArgs& a, int64_t slot) {
+  return static_cast<uint64_t>(slot) < static_cast<uint64_t>(a.slots);
+}
 
 // Slot of the initial state, -1: start from zero.
 __device__ __forceinline__ int initial_slot(const ScanArgs& a, const Entry& e) {
@@ -466,12 +476,6 @@ __device__ __forceinline__ int final_slot(const ScanArgs& a, const Entry& e, int
 
 // A condition of an entry's numbers, which is the same on every lane, as one that the compiler knows to be so.
 __device__ __forceinline__ bool uniform(bool condition) { return __any_sync(kWholeWarp, condition); }
-
-// Tokens from here on belong to no sequence: their rows of y become 0.
-__device__ __forceinline__ int first_unused_token(const ScanArgs& a) {
-  if (!a.cu_seqlens) return a.tokens;
-  return min(max(a.cu_seqlens[a.sequences], 0), a.tokens);
-}
 
 // Entries of a launch's list: one a sequence; with none, one entry's blocks still clear the unused rows of y.
 __device__ __forceinline__ int64_t entries_of(const ScanArgs& a) { return max(a.sequences, 1); }
@@ -1016,6 +1020,7 @@ struct Block {
   int group, head, heads;    // first head, and how many there are
   int chunks, first, last;   // chunks of the sequence, and the segment's own
   int segments;              // that are not empty
+  int unused;                // tokens from here on belong to no sequence
 };
 
 __device__ __forceinline__ int64_t blocks_of(const ScanArgs& a, int segments) {
@@ -1043,6 +1048,7 @@ __device__ __forceinline__ Block find_block(const ScanArgs& a, int64_t item, int
   b.heads = min(kHeads, of_group - before);
   const Entry e = load_entry(a, b.entry);
   const int initial = initial_slot(a, e);
+  b.unused = __shfl_sync(kWholeWarp, min(max(e.last, 0), a.tokens), 0);
   // From one lane, so that the compiler knows that a warp has one value.
   b.begin = __shfl_sync(kWholeWarp, max(e.begin, 0), 0);
   b.end = __shfl_sync(kWholeWarp, min(e.end, a.tokens), 0);
@@ -1859,7 +1865,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     } else if (b.segment < b.segments) {
       walk<true>(a, b);
     }
-    if (b.segment == 0) clear(a, b, first_unused_token(a) + b.entry, a.tokens, entries_of(a));
+    if (b.segment == 0) clear(a, b, b.unused + b.entry, a.tokens, entries_of(a));
     __syncthreads();  // shared memory is free for the next item
   }
 }
