@@ -37,8 +37,7 @@ def write_facts(path: Path, rows: Iterable[Row], target: str = "sm_90") -> Path:
         image = row.targets.get(target) or row.targets[f"{target}a"]
         for entry, usage in image.usage.items():
             # The launch bounds of an entry are the threads that it is launched with.
-            first = entry.endswith("_gather") and row.grid.get("gather_threads")
-            numbers = (*(usage[name] for name in _USAGE), first or row.block, _rows(row, entry))
+            numbers = (*(usage[name] for name in _USAGE), row.block, _rows(row, entry))
             lines.append(f"{entry} {' '.join(map(str, numbers))}\n")
     path.write_text("".join(lines))
     return path

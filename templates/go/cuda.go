@@ -223,9 +223,8 @@ func (d *Device) Load(row *Row, target string, image []byte) (*Kernel, error) {
 	if err := failure(status, row.ID); err != nil {
 		return nil, err
 	}
-	threads := row.threads(target)
-	for i, entry := range row.Entries {
-		if err := kernel.resolve(entry, want, threads[i]); err != nil {
+	for _, entry := range row.Entries {
+		if err := kernel.resolve(entry, want); err != nil {
 			_ = kernel.Close() // the first error is the one to tell
 			return nil, err
 		}
@@ -234,8 +233,8 @@ func (d *Device) Load(row *Row, target string, image []byte) (*Kernel, error) {
 }
 
 // resolve finds an entry in the module and compares what the driver says of it with the manifest. Registers and memory
-// of PTX are the driver's own choice. threads are those of a block.
-func (k *Kernel) resolve(entry string, want *Image, threads int) error {
+// of PTX are the driver's own choice.
+func (k *Kernel) resolve(entry string, want *Image) error {
 	symbol := C.CString(entry)
 	defer C.free(unsafe.Pointer(symbol))
 	var have C.ssm_function
@@ -258,8 +257,8 @@ func (k *Kernel) resolve(entry string, want *Image, threads int) error {
 			}
 		}
 	}
-	if threads > int(have.max_threads) {
-		return &ImageError{k.Row.ID, "threads of a block of " + entry, strconv.Itoa(threads), strconv.Itoa(int(have.max_threads))}
+	if k.Row.Block > int(have.max_threads) {
+		return &ImageError{k.Row.ID, "threads of a block of " + entry, strconv.Itoa(k.Row.Block), strconv.Itoa(int(have.max_threads))}
 	}
 	k.functions = append(k.functions, have.handle)
 	return nil

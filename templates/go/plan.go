@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"math"
 	"math/bits"
-	"slices"
 	"strconv"
 	"strings"
 )
@@ -134,21 +133,6 @@ func (r *Row) Plan(target string, g Geometry) (KernelPlan, error) {
 		return KernelPlan{}, &ImageError{r.ID, "grid rule " + r.Grid.Rule, "its integers", err.Error()}
 	}
 	return plan, nil
-}
-
-// threads are the threads of a block of each entry: those of the row, or fewer where a launch of the plan has fewer.
-func (r *Row) threads(target string) []int {
-	found := slices.Repeat([]int{r.Block}, len(r.Entries))
-	plan, err := r.Plan(target, Geometry{Tokens: 1, Sequences: 1, Heads: 1, HeadDim: 1, Groups: 1, DState: max(r.Spec.DState, 1)})
-	if err != nil {
-		return found // whoever plans is told
-	}
-	for _, launch := range plan.Launches {
-		if r.Spec.DState > 0 {
-			found[launch.Entry] = int(launch.Block[0] * launch.Block[1] * launch.Block[2])
-		}
-	}
-	return found
 }
 
 func ceilDiv(a, b int64) int64 { return (a + b - 1) / b }

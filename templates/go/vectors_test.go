@@ -4,7 +4,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"slices"
 	"strings"
 	"testing"
 	"testing/fstest"
@@ -166,16 +165,6 @@ func TestPlansAgreeWithPython(t *testing.T) {
 		if fmt.Sprint(have) != fmt.Sprint(want) {
 			t.Errorf("%s at %+v: want %+v, have %+v", test.ID, test.Geometry, want, have)
 		}
-	}
-}
-
-func TestEachEntryHasTheThreadsOfItsOwnLaunch(t *testing.T) {
-	shared, catalogue, _ := readShared(t)
-	row := *catalogue.Row(vectorLane, shared.Plans[0].ID)
-	half := shared.PlanRows["segments_half"] // its first launch has fewer threads than the second
-	row.Grid, row.Entries = half.Grid, half.Entries
-	if have := row.threads("sm_90"); !slices.Equal(have, []int{128, row.Block}) || row.Block <= 128 {
-		t.Errorf("%v: want blocks of 128 and %d threads, have %v", row.Entries, row.Block, have)
 	}
 }
 
