@@ -24,10 +24,11 @@ from pyharness.spec import (
 PRECISIONS = ("split", "tf32")
 CHUNKS = (32, 64, 128, 256)
 MAX_SEGMENTS = 64
-#: Relative norm of the error that rounding of operands may cause, in one head of one sequence: four units in the last
-#: place of the operand, of which a product of two has at most two, by what multiplies them. `split` drops the product
-#: of the two small parts, 2^-16 of the whole.
-OPERAND_ERROR = {"bf16": 2.0**-7, "f16": 2.0**-10, "tf32": 2.0**-10, "split": 2.0**-15}
+#: Relative norm of the error that rounding of operands may cause, in one head of one sequence: half a unit in the last
+#: place of the operand for each rounding on a term's way through x, B, the state or a score, and C. With 16-bit io two
+#: of these are rounded, the weighted x and the state or score; f32 io rounds all four. `split` drops the product of the
+#: two small parts, 2^-16 of the whole.
+OPERAND_ERROR = {"bf16": 2.0**-7, "f16": 2.0**-10, "tf32": 2.0**-9, "split": 2.0**-15}
 _STATE_REGISTERS = 128
 _MOST_SHARED = max(SHARED_LIMIT.values())
 _TILE = 16
@@ -129,6 +130,9 @@ class SsdSpec(KernelSpec):
             return f"warps must be 1 to 16, a multiple of the {each} of a head, found {self.warps}"
         if self.chunk not in CHUNKS:
             return f"chunk must be one of {', '.join(map(str, CHUNKS))} tokens, found {self.chunk}"
+        pieces = self.d_state * DTYPE_BYTES[self.io] // 16
+        if pieces > self.threads:
+            return f"a block copies a token's row of {pieces} 16-byte pieces at once, found {self.threads} threads"
         if self.exact:
             reason = self._invalid_exact()
             if reason:

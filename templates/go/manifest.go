@@ -149,7 +149,7 @@ func (r *Row) OperandError() float64 {
 	if operand == "" {
 		operand = string(r.Spec.IO)
 	}
-	return map[string]float64{"bf16": 0x1p-7, "f16": 0x1p-10, "tf32": 0x1p-10, "split": 0x1p-15}[operand]
+	return map[string]float64{"bf16": 0x1p-7, "f16": 0x1p-10, "tf32": 0x1p-9, "split": 0x1p-15}[operand]
 }
 
 // check compares an image with what the row says of it for a target, and the row with this package.
