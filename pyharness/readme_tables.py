@@ -48,6 +48,10 @@ def _title(document: Mapping[str, Any]) -> str:
 
 
 _DECODE_CEILINGS = ("slots", "ascending", "contiguous")
+#: What decode set out to reach, by MiB of f32 states: few are latency, many are bytes, and other states are held
+#: against f32 where that has 256 MiB.
+DECODE_SMALL_MIB, DECODE_LARGE_MIB, DECODE_WHOLE_MIB = 8, 32, 256
+DECODE_STATE_GOALS = {"bf16": 0.55, "f16": 0.55, "i8": 0.32}
 
 
 def _decode_table(document: Mapping[str, Any]) -> str:
@@ -62,7 +66,61 @@ def _decode_table(document: Mapping[str, Any]) -> str:
     lines = ["| " + " | ".join(head) + " |", "| --- |" + " ---: |" * 5 + " --- | ---: | ---: | --- |"]
     for name, point in document["points"].items():
         lines.append("| " + " | ".join(_decode_cells(point, timed_at(document, name))) + " |")
-    return "\n\n".join([_wrapped(prose), "\n".join(lines), *_not_run(document)])
+    findings = [_wrapped(goals_) for goals_ in [decode_goals(document)] if goals_]
+    return "\n\n".join([_wrapped(prose), "\n".join(lines), *findings, *_not_run(document)])
+
+
+def decode_goals(document: Mapping[str, Any]) -> str:
+    """Decode's goals beside what is reached, of f32 states where another state is not named."""
+    gains: list[float] = []
+    above: dict[str, list[float]] = {"large": [], "ordered": [], "small": []}
+    whole: dict[str, list[float]] = {}
+    for name, point in document["points"].items():
+        rows = timed_at(document, name)
+        ours = fastest([row for row in rows if not is_peer(row) and "order" not in row])
+        ordered = fastest([row for row in rows if "order" in row])
+        peer = fastest([row for row in rows if is_peer(row)])
+        if ours is None:
+            continue
+        us, ceilings, f32_mib = ours["us"]["median"], ours["ceilings"], state_mib(dict(point, state="f32"))
+        if peer:
+            gains.append(peer["us"]["median"] / us)
+        if f32_mib == DECODE_WHOLE_MIB:
+            whole.setdefault(point["state"], []).append(us)
+        if point["state"] == "f32" and f32_mib >= DECODE_LARGE_MIB:
+            above["large"].append(us / ceilings["slots"])
+            if ordered:
+                above["ordered"].append(ordered["us"]["median"] / ordered["ceilings"]["contiguous"])
+        elif point["state"] == "f32" and f32_mib <= DECODE_SMALL_MIB:
+            above["small"].append(us - ceilings["slots"])
+    texts = []
+    if gains:
+        won = sum(gain > 1 for gain in gains)
+        texts.append(
+            f"faster than the best peer: at {won} of {len(gains)} points, {min(gains):.2f}x at the least, "
+            f"{_verdict(1.0, min(gains))}"
+        )
+    for kind, text, goal in (
+        ("large", f"at most 2 % above the slots' ceiling from {DECODE_LARGE_MIB} MiB on", 1.02),
+        ("ordered", "in ascending order at most 3 % above one range there", 1.03),
+    ):
+        if above[kind]:
+            most, within = max(above[kind]), sum(ratio <= goal for ratio in above[kind])
+            texts.append(
+                f"{text}: at {within} of {len(above[kind])}, {100 * (most - 1):.0f} % at the most, "
+                f"{_verdict(most, goal)}"
+            )
+    if above["small"]:
+        most = max(above["small"])
+        texts.append(
+            f"at most 0.5 us above it up to {DECODE_SMALL_MIB} MiB: {min(above['small']):.2f} to {most:.2f} us, "
+            f"{_verdict(most, 0.5)}"
+        )
+    for state, goal in DECODE_STATE_GOALS.items():
+        if whole.get(state) and whole.get("f32"):
+            share = min(whole[state]) / min(whole["f32"])
+            texts.append(f"{state} states at most {goal:g}x of f32's time: {share:.2f}x, {_verdict(share, goal)}")
+    return f"Goals: {'; '.join(texts)}." if texts else ""
 
 
 def _not_run(document: Mapping[str, Any]) -> list[str]:

@@ -169,7 +169,7 @@ def test_every_peer_is_named_and_says_what_is_missing(device: Any, monkeypatch: 
     point = Point("decode", 2, 1, True, 2, 4, 16, 1, "bf16", packed=True)
     found = list(peers.peers(point))
     assert [peer.name for peer in found][:2] == ["mamba-ssm triton (4, 4)", "mamba-ssm triton (4, 1)"]
-    assert len(found) == 4
+    assert len(found) == 7
     assert [peer.name for peer in peers.peers(replace(point, tokens=4))] == ["flashinfer simple"]
     for name in ("torch", "mamba_ssm", "flashinfer"):
         monkeypatch.setitem(sys.modules, name, None)
@@ -252,6 +252,9 @@ def test_the_table_has_a_line_a_point_with_the_best_of_each_kind(document: dict[
     )
     assert line in text.splitlines()
     assert text.endswith("Not run at any point: flashinfer simple: not installed")
+    goals = " ".join(text.split())
+    assert "at 1 of 1 points, 1.01x at the least, reached; at most 2 % above the slots' ceiling" in goals
+    assert "from 32 MiB on: at 1 of 1, 1 % at the most, reached; in ascending order" in goals
     notes = [line["note"] for line in listing(document["rows"])]
     assert notes[3:] == ["relative error of y 1.0e-03", "not installed"]
 
