@@ -104,7 +104,7 @@ def test_figures_of_each_kernel_and_the_reason_of_each_peer_are_stored(
     # A wait behind each round, and one behind each call that is answered, the empty kernel's too; one a workload.
     assert device.waited == (len(ours) + 1) * (6 + 6 * 50 + 6) + len(launch_cost.POINTS)
     peers = {row["kernel"]: row["failed"] for row in document["rows"] if row.get("peer")}
-    assert set(peers) >= {"mamba-ssm triton (4, 4)", "flashinfer simple", "mamba-ssm chunk_scan 128"}
+    assert set(peers) >= {"mamba-ssm triton (4, 4)", "mamba-ssm chunk_scan 128"}
     assert all("torch is not installed" in reason for reason in peers.values()), peers
     first, *lines = launch_cost.listing(document)
     assert (first["kernel"], first["plan"], first["node"]) == ("an empty kernel", "-", "3.00")
