@@ -38,9 +38,7 @@ SPLIT = select.Entry(
 def made(tmp_path_factory: pytest.TempPathFactory) -> package.Package:
     dist = tmp_path_factory.mktemp("dist")
     table = select.committed_table()
-    measured = replace(
-        table, entries=tuple(e for e in table.entries if select._key(e) != select._key(SPLIT)) + (SPLIT,)
-    )
+    measured = replace(table, entries=(*table.entries, SPLIT))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(select, "committed_table", lambda: measured)
         # The standard library as the other tests have it, so that go compiles it once.
