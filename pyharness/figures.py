@@ -10,7 +10,7 @@ from typing import Any
 
 from pyharness import toolchain
 from pyharness.errors import SsmError
-from pyharness.spec import DTYPE_BYTES
+from pyharness.spec import DTYPE_BYTES, parse_id
 
 BENCH = toolchain.ROOT / "generated" / "bench"
 
@@ -42,6 +42,20 @@ def stored(suite: str, folder: Path = BENCH) -> list[dict[str, Any]]:
     return [json.loads(path.read_text(encoding="utf-8")) for path in paths]
 
 
+def read(path: Path) -> dict[str, Any]:
+    """The figures that a bench stored in a file.
+
+    Raises:
+        SsmError: they are not such figures.
+    """
+    try:
+        document: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        _ = document["device"], document["suite"], [(row["point"], row["kernel"]) for row in document["rows"]]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise SsmError(f"{path.name}: figures that a bench stored were wanted, found none ({error!r})") from error
+    return document
+
+
 def is_peer(row: Mapping[str, Any]) -> bool:
     """Whether a row of a stored suite is of another package's kernel."""
     return bool(row.get("peer"))
@@ -66,6 +80,24 @@ def timed_at(document: Mapping[str, Any], point: str) -> list[Mapping[str, Any]]
 def fastest(rows: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
     """The row of the lowest median, if there is any."""
     return min(rows, key=lambda row: row["us"]["median"], default=None)
+
+
+def ours_of(rows: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """The rows of our kernels, sequences in their own order."""
+    return [row for row in rows if not is_peer(row) and "order" not in row]
+
+
+def fastest_of_ours(rows: Sequence[Mapping[str, Any]], family: str = "") -> Mapping[str, Any] | None:
+    """Our fastest kernel, of a family or of all, sequences in their own order, f32 operands not rounded to tf32."""
+    own = [(row, parse_id(row["kernel"])) for row in ours_of(rows)]
+    return fastest(
+        [row for row, spec in own if family in ("", spec.family) and getattr(spec, "precision", "") != "tf32"]
+    )
+
+
+def best_peer(rows: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
+    """The fastest kernel of another package."""
+    return fastest([row for row in rows if is_peer(row)])
 
 
 def state_mib(point: Mapping[str, Any]) -> float:

@@ -17,23 +17,18 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pyharness import toolchain
+from pyharness import figures, toolchain
 from pyharness.errors import SsmError
-from pyharness.figures import device_slug, fastest, is_peer, stored_path, timed_at
+from pyharness.figures import device_slug, fastest, ours_of, stored_path, timed_at
 
 FOLDER = toolchain.ROOT / "generated" / "history"
-
-
-def _best(document: Mapping[str, Any], point: str) -> Mapping[str, Any] | None:
-    """The fastest of our kernels at a point, in the order of the sequences."""
-    return fastest([row for row in timed_at(document, point) if not is_peer(row) and "order" not in row])
 
 
 def replaced(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Entries of the points whose fastest kernel has other machine code, or is another, in newer figures."""
     entries = []
     for point in before["points"]:
-        old, new = _best(before, point), _best(after, point)
+        old, new = (fastest(ours_of(timed_at(document, point))) for document in (before, after))
         if old is None or new is None or old["image"]["sha256"] == new["image"]["sha256"]:
             continue
         entries.append(
@@ -98,14 +93,10 @@ def take(path: Path) -> Path:
     Raises:
         SsmError: it is not such a file.
     """
-    try:
-        document = json.loads(path.read_text(encoding="utf-8"))
-        target = stored_path(document["device"], document["suite"])
-        names = [(row["point"], row["kernel"]) for row in document["rows"]]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise SsmError(f"{path.name}: figures that a bench stored were wanted, found none ({error!r})") from error
-    if not names:
+    document = figures.read(path)
+    if not document["rows"]:
         raise SsmError(f"{path.name}: figures were wanted, found a document without rows")
+    target = stored_path(document["device"], document["suite"])
     store(document, target)
     return target
 

@@ -9,7 +9,19 @@ from typing import Any
 
 from pyharness import manifest, models_table, toolchain
 from pyharness.errors import SsmError
-from pyharness.figures import BENCH, dates, days, fastest, is_peer, state_mib, stored, timed_at
+from pyharness.figures import (
+    BENCH,
+    best_peer,
+    dates,
+    days,
+    fastest,
+    fastest_of_ours,
+    is_peer,
+    ours_of,
+    state_mib,
+    stored,
+    timed_at,
+)
 from pyharness.listing import table
 from pyharness.spec import parse_id
 
@@ -77,9 +89,9 @@ def decode_goals(document: Mapping[str, Any]) -> str:
     whole: dict[str, list[float]] = {}
     for name, point in document["points"].items():
         rows = timed_at(document, name)
-        ours = fastest([row for row in rows if not is_peer(row) and "order" not in row])
+        ours = fastest(ours_of(rows))
         ordered = fastest([row for row in rows if "order" in row])
-        peer = fastest([row for row in rows if is_peer(row)])
+        peer = best_peer(rows)
         if ours is None:
             continue
         us, ceilings, f32_mib = ours["us"]["median"], ours["ceilings"], state_mib(dict(point, state="f32"))
@@ -137,9 +149,9 @@ def _decode_cells(point: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -
         us = row["us"]["median"]
         return f"{us:.2f} ({us / row['ceilings'][ceiling]:.2f}x)"
 
-    ours = fastest([row for row in rows if not is_peer(row) and "order" not in row])
+    ours = fastest(ours_of(rows))
     ascending = fastest([row for row in rows if "order" in row])
-    peer = fastest([row for row in rows if is_peer(row)])
+    peer = best_peer(rows)
     sizes = f"{point['heads']} heads x {point['head_dim']} x {point['d_state']}"
     return [
         f"{point['sequences']} x {point['tokens']}, {sizes}, {point['io']} s{point['state']}",
@@ -171,8 +183,8 @@ def _mamba1_table(document: Mapping[str, Any]) -> str:
     over: list[float] = []
     for name, point in document["points"].items():
         rows = timed_at(document, name)
-        ours = fastest([row for row in rows if not is_peer(row)])
-        peer = fastest([row for row in rows if is_peer(row)])
+        ours = fastest(ours_of(rows))
+        peer = best_peer(rows)
         lines.append("| " + " | ".join(_mamba1_cells(point, ours, peer)) + " |")
         if ours and peer:
             gains[point["job"]].append(peer["us"]["median"] / ours["us"]["median"])
@@ -253,8 +265,8 @@ def _prefill_cells(point: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], 
     ours = fastest([row for row, spec in own if spec.family == "ssd" and getattr(spec, "precision", "") == precision])
     if ours is None:
         return []
-    recurrent = fastest([row for row, spec in own if spec.family == "recurrent"])
-    peer = fastest([row for row in rows if is_peer(row)])
+    recurrent = fastest_of_ours(rows, "recurrent")
+    peer = best_peer(rows)
 
     def us(row: Mapping[str, Any] | None) -> str:
         return f"{row['us']['median']:.1f}" if row else "-"

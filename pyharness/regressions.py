@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any
 
+from pyharness import figures
 from pyharness.errors import SsmError
 from pyharness.figures import is_peer, stored_path
 
@@ -138,11 +138,8 @@ def read(where: Path, suite: str) -> dict[str, Any]:
     path = where / f"{suite}.json" if where.is_dir() else where
     if not path.is_file():
         raise SsmError(f"earlier figures of {suite} were wanted to compare with, found nothing at {path}")
-    try:
-        document: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        known = document["suite"]
-    except (ValueError, KeyError, TypeError) as error:
-        raise SsmError(f"{path.name}: figures that a bench stored were wanted, found none ({error!r})") from error
-    if known != suite:
-        raise SsmError(f"{path.name}: figures of {suite} were wanted to compare with, found those of {known}")
+    document = figures.read(path)
+    if document["suite"] != suite:
+        found = document["suite"]
+        raise SsmError(f"{path.name}: figures of {suite} were wanted to compare with, found those of {found}")
     return document

@@ -18,22 +18,23 @@ class Suite:
 
     Attributes:
         family: whose kernels it times; empty for all.
-        stored: the name of its file in generated/bench/<device>.
-        about: what it times, for a listing.
     """
 
     name: str
     family: str
-    stored: str
-    about: str
+
+    @property
+    def stored(self) -> str:
+        """The name of its file in generated/bench/<device>."""
+        return self.family or self.name
 
 
 SUITES = (
-    Suite("ancestor", RecurrentSpec.family, RecurrentSpec.family, "every layout at the first kernel's two sizes"),
-    Suite("decode", UpdateSpec.family, UpdateSpec.family, "decode of Mamba-2, by batch, heads and stored type"),
-    Suite("prefill", SsdSpec.family, SsdSpec.family, "prompts of Mamba-2, by tokens, batch and model"),
-    Suite("mamba1", SelectiveSpec.family, SelectiveSpec.family, "prefill and decode of Mamba-1"),
-    Suite(launch_cost.SUITE, "", launch_cost.SUITE, "what a plan and a launch cost, by family"),
+    Suite("ancestor", RecurrentSpec.family),  # every layout at the first kernel's two sizes
+    Suite("decode", UpdateSpec.family),  # of Mamba-2, by batch, heads and stored type
+    Suite("prefill", SsdSpec.family),  # of Mamba-2, by tokens, batch and model
+    Suite("mamba1", SelectiveSpec.family),  # prefill and decode
+    Suite(launch_cost.SUITE, ""),  # what a plan and a launch cost, by family
 )
 
 

@@ -39,12 +39,10 @@ _WORD_BYTES = 4
 def segments_plan(rule: Mapping[str, Any], kernel: Launchable, geometry: Geometry) -> Plan:
     """The rule "segments": sequences are cut in `segments` of whole chunks, a block has one and a run of heads.
 
-    A run is `heads` heads of one group.
-
-    With several segments the entry that ends in `_gather` comes first, on all segments but one, with `gather_shared`
-    bytes of shared memory where they are named, and stores what the states become over each segment; then `_walk` runs
-    all of them. The
-    workspace is `state_bytes` for each head of each segment that the tokens can fill.
+    A run is `heads` heads of one group. With several segments the entry that ends in `_gather` comes first, on all
+    segments but one, with `gather_shared` bytes of shared memory where they are named, and stores what the states
+    become over each segment; then `_walk` runs all of them. The workspace is `state_bytes` for each head of each
+    segment that the tokens can fill.
     """
     segments, chunk = rule["segments"], rule["chunk"]
     blocks = max(geometry.sequences, 1) * head_runs(geometry, rule["heads"])

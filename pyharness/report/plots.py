@@ -9,7 +9,7 @@ from typing import Any
 
 from markupsafe import Markup
 
-from pyharness.figures import dates, fastest, is_peer, timed_at
+from pyharness.figures import best_peer, dates, fastest_of_ours, timed_at
 from pyharness.manifest import Row
 from pyharness.report import svg
 from pyharness.report.svg import Axis, Bar, Mark, Series
@@ -61,19 +61,6 @@ def shape(point: Point) -> str:
 def many(point: Point) -> str:
     """Sequences and tokens of a point: 8 x 1024, or 32 x 1..2000 where lengths differ."""
     return f"{point.sequences} x {f'{min(point.lengths)}..' if point.lengths else ''}{point.tokens}"
-
-
-def fastest_of_ours(rows: Sequence[Timed], family: str = "") -> Timed | None:
-    """Our fastest kernel, of a family or of all, sequences in their own order, f32 operands not rounded to tf32."""
-    own = [(row, parse_id(row["kernel"])) for row in rows if not is_peer(row) and "order" not in row]
-    return fastest(
-        [row for row, spec in own if family in ("", spec.family) and getattr(spec, "precision", "") != "tf32"]
-    )
-
-
-def best_peer(rows: Sequence[Timed]) -> Timed | None:
-    """The fastest kernel of another package."""
-    return fastest([row for row in rows if is_peer(row)])
 
 
 def _ceiling(row: Timed, kind: str = "us") -> float:

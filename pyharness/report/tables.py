@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from pyharness import grades, models_table
-from pyharness.figures import is_peer, timed_at
+from pyharness.figures import best_peer, fastest_of_ours, is_peer, timed_at
 from pyharness.grades import Proofs
 from pyharness.manifest import Row
 from pyharness.occupancy import MULTIPROCESSORS, occupancy
 from pyharness.replay import Row as Replayed
-from pyharness.report.plots import best_peer, fastest_of_ours, many, point_of, shape
+from pyharness.report.plots import many, point_of, shape
 from pyharness.spec import TARGETS, Geometry, KernelSpec
 
 #: How the cells of the proofs' table say a grade, and the class of their colour.
