@@ -134,4 +134,4 @@ def vet_on_emulator(
 
 
 def _store(path: Path, sources: dict[str, Any]) -> None:
-    toolchain.publish(path, (json.dumps({"sources": sources}, indent=1, sort_keys=True) + "\n").encode())
+    toolchain.publish_json(path, {"sources": sources})

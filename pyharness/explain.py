@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
+import math
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -113,24 +112,10 @@ def _entry(features: Features, device: Device | None, kernel: str) -> select.Ent
 def _measured_beside(entry: select.Entry, benches: Path) -> list[Candidate]:
     """What the stored benches of the entry's device hold of ours for its problem, fastest first."""
     found: dict[str, float] = {}
-    for path in sorted(benches.glob("*/*.json")):
-        document = json.loads(path.read_text(encoding="utf-8"))
-        if document.get("device") != entry.device or "points" not in document:
-            continue
-        names = {name for name, point in document["points"].items() if _is_problem(entry, point)}
-        for row in document["rows"]:
-            if row.get("point") in names and "us" in row and not row.get("peer") and "order" not in row:
-                us = float(row["us"]["median"])
-                found[row["kernel"]] = min(us, found.get(row["kernel"], us))
+    for timed in select.timings(select.stored_benches(benches)):
+        if select.same_problem(timed, entry):
+            found[timed.kernel] = min(float(timed.microseconds), found.get(timed.kernel, math.inf))
     return sorted((Candidate(kernel, us) for kernel, us in found.items()), key=lambda one: (one.microseconds, one.id))
-
-
-def _is_problem(entry: select.Entry, point: Mapping[str, Any]) -> bool:
-    names = ("heads", "head_dim", "d_state", "groups", "io", "state")
-    return all(point.get(name) == getattr(entry, name) for name in names) and (
-        point["sequences"] * point["heads"],
-        sum(point.get("lengths", ())) or point["sequences"] * point["tokens"],
-    ) == (entry.batch_heads, entry.tokens)
 
 
 def _refusal(kernel: str, features: Features, device: Device | None, family: str | None) -> str:

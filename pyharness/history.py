@@ -74,8 +74,7 @@ def remember(before: Mapping[str, Any], after: Mapping[str, Any], folder: Path |
     entries = joined(known, replaced(before, after))
     if entries != known:
         document = {"device": before["device"], "entries": entries}
-        data = json.dumps(document, indent=1, sort_keys=True) + "\n"
-        toolchain.publish(path_of(before["device"], folder), data.encode())
+        toolchain.publish_json(path_of(before["device"], folder), document)
 
 
 def store(document: Mapping[str, Any], path: Path, folder: Path | None = None) -> None:
@@ -84,7 +83,7 @@ def store(document: Mapping[str, Any], path: Path, folder: Path | None = None) -
         before = json.loads(path.read_text(encoding="utf-8"))
         if before["device"] == document["device"]:
             remember(before, document, folder)
-    toolchain.publish(path, (json.dumps(document, indent=1, sort_keys=True) + "\n").encode())
+    toolchain.publish_json(path, document)
 
 
 def take(path: Path) -> Path:

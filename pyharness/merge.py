@@ -89,5 +89,5 @@ def merge(path: Path, folder: Path = grades.FOLDER, rows: Path = manifest.FOLDER
         sha256: _stronger(before.get(sha256), image | {"by": tool}) for sha256, image in document["images"].items()
     }
     grades.device_grades(merged)
-    toolchain.publish(target, (json.dumps(merged, indent=1, sort_keys=True) + "\n").encode())
+    toolchain.publish_json(target, merged)
     return target, len(document["images"])

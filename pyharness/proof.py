@@ -71,7 +71,7 @@ def store_fuzz(place: str, tally: Tally, folder: Path = FUZZ) -> None:
             "left_out": tally.left_out,
         }
     )
-    toolchain.publish(path, (json.dumps({"runs": runs}, indent=1, sort_keys=True) + "\n").encode())
+    toolchain.publish_json(path, {"runs": runs})
 
 
 def fuzz_table(folder: Path = FUZZ) -> str:

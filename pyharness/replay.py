@@ -399,7 +399,7 @@ def store(place: str, rows: Sequence[Row], about: dict[str, Any], folder: Path =
     every = [row for row in [*rows, *kept] if (row.suite, row.family) in order]
     every.sort(key=lambda row: order.index((row.suite, row.family)))
     document = {"about": about, "rows": [vars(row) for row in every]}
-    toolchain.publish(path, (json.dumps(document, indent=1, sort_keys=True) + "\n").encode())
+    toolchain.publish_json(path, document)
 
 
 def read(path: Path) -> list[Row]:

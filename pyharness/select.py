@@ -35,7 +35,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -309,40 +309,51 @@ def table_document(table: Table) -> dict[str, Any]:
 def measured_entries(documents: Iterable[Mapping[str, Any]]) -> tuple[Entry, ...]:
     """The fastest kernel of each family for each problem of stored benches (`generated/bench/<device>/<suite>.json`).
 
-    Suites without points are not of problems.
     Kernels of the catalogue count, in the order of the sequences: a list of slots in ascending order is the caller's.
     Those that round f32 operands to tf32 do not: they are never selected. One that splits them counts where it was
     faster than `recurrent`.
     """
     known = set(catalogue_ids())
     fastest: dict[tuple[Any, ...], Entry] = {}
-    for document in documents:
-        for row in document.get("rows", ()) if "points" in document else ():
-            point = document["points"].get(row.get("point"))
-            if point is None or row["kernel"] not in known or "us" not in row or "order" in row:
-                continue
-            if _precision(parse_id(row["kernel"])) == "tf32":
-                continue
-            entry = _measured_entry(document, row, point)
-            best = fastest.setdefault(_key(entry), entry)
-            if _speed(entry) < _speed(best):
-                fastest[_key(entry)] = entry
+    for entry in timings(documents):
+        if entry.kernel not in known or _precision(parse_id(entry.kernel)) == "tf32":
+            continue
+        best = fastest.setdefault(_key(entry), entry)
+        if _speed(entry) < _speed(best):
+            fastest[_key(entry)] = entry
     beside = {key: fastest.get(_key(replace(entry, family="recurrent"))) for key, entry in fastest.items()}
     return tuple(entry for key, entry in fastest.items() if not _split_for_nothing(entry, beside[key]))
 
 
-def _measured_entry(document: Mapping[str, Any], row: Mapping[str, Any], point: Mapping[str, Any]) -> Entry:
-    return Entry(
-        device=document["device"],
-        target=document["target"],
-        family=parse_id(row["kernel"]).family,
-        batch_heads=point["sequences"] * point["heads"],
-        tokens=sum(point.get("lengths", ())) or point["sequences"] * point["tokens"],
-        kernel=row["kernel"],
-        microseconds=row["us"]["median"],
-        source="measured",
-        **{size: point[size] for size in ("heads", "head_dim", "d_state", "groups", "io", "state")},
-    )
+def timings(documents: Iterable[Mapping[str, Any]]) -> Iterator[Entry]:
+    """Every timing of our kernels in stored benches as an entry: in the order of the sequences, not of the slots."""
+    for document in documents:
+        # Suites without points are not of problems, and those of whole models have no rows.
+        for row in document.get("rows", ()) if "points" in document else ():
+            point = document["points"].get(row.get("point"))
+            if point is None or "us" not in row or "order" in row or row.get("peer"):
+                continue
+            yield Entry(
+                device=document["device"],
+                target=document["target"],
+                family=parse_id(row["kernel"]).family,
+                batch_heads=point["sequences"] * point["heads"],
+                tokens=sum(point.get("lengths", ())) or point["sequences"] * point["tokens"],
+                kernel=row["kernel"],
+                microseconds=row["us"]["median"],
+                source="measured",
+                **{size: point[size] for size in ("heads", "head_dim", "d_state", "groups", "io", "state")},
+            )
+
+
+def same_problem(one: Entry, other: Entry) -> bool:
+    """Whether two entries are for one problem on one device, whatever their families."""
+    return _key(replace(one, family=other.family)) == _key(other)
+
+
+def stored_benches(benches: Path = BENCHES) -> list[dict[str, Any]]:
+    """The documents of all stored benches."""
+    return [json.loads(path.read_text(encoding="utf-8")) for path in sorted(benches.glob("*/*.json"))]
 
 
 def _key(entry: Entry) -> tuple[Any, ...]:
@@ -362,8 +373,7 @@ def _split_for_nothing(entry: Entry, recurrent: Entry | None) -> bool:
 
 def refreshed_table(table: Table, benches: Path = BENCHES) -> Table:
     """A table whose measured entries are those of the stored benches; the others stay where nothing was measured."""
-    documents = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(benches.glob("*/*.json"))]
-    measured = measured_entries(documents)
+    measured = measured_entries(stored_benches(benches))
     known = {_key(entry) for entry in measured}
     kept = tuple(e for e in table.entries if e.source != "measured" and _key(e) not in known)
     return Table(kept + measured, table.defaults)
@@ -372,7 +382,7 @@ def refreshed_table(table: Table, benches: Path = BENCHES) -> Table:
 def refresh() -> None:
     """Bring generated/selection.json in line with the stored benches."""
     document = table_document(refreshed_table(committed_table()))
-    toolchain.publish(TABLE_PATH, (json.dumps(document, indent=1, sort_keys=True) + "\n").encode())
+    toolchain.publish_json(TABLE_PATH, document)
     committed_table.cache_clear()
 
 

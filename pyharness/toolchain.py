@@ -314,6 +314,11 @@ def publish(path: Path, data: bytes) -> None:
         raise
 
 
+def publish_json(path: Path, document: object) -> None:
+    """`publish` a document as stored results are written: sorted keys, an indent of one, a line end at the end."""
+    publish(path, (json.dumps(document, indent=1, sort_keys=True) + "\n").encode())
+
+
 def _cached(job: Job, key: str, cache: Path) -> Image | None:
     try:
         facts = json.loads((cache / f"{key}.json").read_text(encoding="utf-8"))

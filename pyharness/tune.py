@@ -224,7 +224,7 @@ def tune(
             document["short"] = _without(document, "short", point) + short
             document["rows"] = _without(document, "rows", point) + full
             document["date"] = datetime.now(timezone.utc).date().isoformat()
-            toolchain.publish(record, (json.dumps(document, indent=1, sort_keys=True) + "\n").encode())
+            toolchain.publish_json(record, document)
             progress.step(point.name)
     return document
 
@@ -265,6 +265,6 @@ def write_table(path: Path = select.TABLE_PATH, benches: Path = select.BENCHES) 
     kept = tuple(entry for entry in select.committed_table().entries if entry.source == "default")
     table = select.Table(kept, select.committed_table().defaults)
     table = with_reported(select.refreshed_table(table, benches))
-    toolchain.publish(path, (json.dumps(select.table_document(table), indent=1, sort_keys=True) + "\n").encode())
+    toolchain.publish_json(path, select.table_document(table))
     select.committed_table.cache_clear()
     return table

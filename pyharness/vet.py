@@ -456,7 +456,7 @@ def _store(
     # Bits are known only while every image that was compared is the same.
     if stamped and set(stamped["images"]) <= set(images):
         document["bitwise"] = stamped
-    toolchain.publish(path, (json.dumps(document, indent=1, sort_keys=True) + "\n").encode())
+    toolchain.publish_json(path, document)
     return document
 
 

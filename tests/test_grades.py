@@ -134,8 +134,9 @@ def test_an_explanation_has_grade_time_and_runners_up(monkeypatch: pytest.Monkey
     rows += [{"point": "other", "kernel": slow, "us": {"median": 1.0}}, {"point": "p", "kernel": last, "failed": "x"}]
     rows += [{"point": "p", "kernel": "another package", "peer": True, "us": {"median": 1.0}}]
     rows += [{"point": "p", "kernel": slowest, "order": "ascending", "us": {"median": 1.0}}]
-    document = {"device": "A card", "points": {"p": point | {"io": "f32", "state": "f32"}}, "rows": rows}
-    document["points"]["other"] = document["points"]["p"] | {"tokens": 7}
+    points = {"p": point | {"io": "f32", "state": "f32"}}
+    document = {"device": "A card", "target": "sm_90", "points": points, "rows": rows}
+    points["other"] = points["p"] | {"tokens": 7}
     (tmp_path / "card").mkdir()
     (tmp_path / "card" / "recurrent.json").write_text(json.dumps(document))
     told = explain.explain(FEATURES, Device("A card", "sm_90"), benches=tmp_path)
