@@ -34,7 +34,7 @@ def write_facts(path: Path, rows: Iterable[Row], target: str = "sm_90") -> Path:
     """
     lines = []
     for row in rows:
-        image = row.targets.get(target) or row.targets[f"{target}a"]
+        image = row.targets[row.kernel.image_target(target)]
         for entry, usage in image.usage.items():
             # The launch bounds of an entry are the threads that it is launched with.
             numbers = (*(usage[name] for name in _USAGE), row.block, _rows(row, entry))

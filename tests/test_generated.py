@@ -69,7 +69,7 @@ def test_no_kernel_spills_and_every_block_fits_the_registers(spec: KernelSpec) -
 
 @pytest.mark.parametrize("spec", CATALOGUE, ids=lambda spec: spec.id)
 def test_the_pinned_compiler_makes_the_image_of_the_manifest(spec: KernelSpec) -> None:
-    target = getattr(spec, "exact", "") or "sm_90"
+    target = spec.image_target("sm_90")
     image = _compiled(spec, target)
     manifest.check(manifest.read(spec.id), target, image.data)
     assert image.warnings == ""

@@ -153,8 +153,8 @@ func (l *Library) split(b *Bounds, longest int32) ([]Part, error) {
 	if err != nil {
 		return nil, err
 	}
-	// Lengths with as many binary digits are alike for selection.
-	for from := int32(1) << (bits.Len32(uint32(longest)) - 1); from > DecodeTokens/2; from /= 2 {
+	// Lengths with as many binary digits are alike for selection: those of the longest are long.
+	for from := int32(1) << (bits.Len32(uint32(longest)) - 2); from > DecodeTokens/2; from /= 2 {
 		length := max(from, DecodeTokens+1)
 		choice, err := l.Select(b.problem(1, length, length), b.Invariant)
 		if err != nil {

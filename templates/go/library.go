@@ -91,7 +91,7 @@ func (c *Catalogue) loadable(gpu GPU, images []Images) ([]Lane, error) {
 		if !given[lane.Name] {
 			continue
 		}
-		if gpu.DriverVersion == 0 || gpu.DriverVersion >= lane.CUDA {
+		if gpu.serves(lane.CUDA) {
 			found = append(found, lane)
 		} else {
 			old = append(old, lane)
@@ -107,11 +107,14 @@ func (c *Catalogue) loadable(gpu GPU, images []Images) ([]Lane, error) {
 	return found, nil
 }
 
+// serves says whether the driver serves a CUDA version; one of unknown version is taken to.
+func (g GPU) serves(cuda int) bool { return g.DriverVersion == 0 || g.DriverVersion >= cuda }
+
 func version(cuda int) string { return fmt.Sprintf("%d.%d", cuda/1000, cuda%1000/10) }
 
 // add takes the images of one set that fit better than what the lane gave so far.
 func (l *Library) add(lane Lane, set Images, options Options, best map[string]int) error {
-	reads := l.GPU.DriverVersion == 0 || l.GPU.DriverVersion >= lane.PTX
+	reads := l.GPU.serves(lane.PTX)
 	fit := l.GPU.fit(set.Target, options.AllowJIT && reads)
 	if fit == 0 {
 		reason := ""

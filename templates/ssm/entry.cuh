@@ -64,5 +64,4 @@ __device__ __forceinline__ int final_slot(const ScanArgs& a, const Entry& e, int
 // A condition of an entry's numbers, which is the same on every lane, as one that the compiler knows to be so.
 __device__ __forceinline__ bool uniform(bool condition) { return __any_sync(kWholeWarp, condition); }
 
-// Entries of a launch's list: one a sequence; with none, one entry's blocks still clear the unused rows of y.
-__device__ __forceinline__ int64_t entries_of(const ScanArgs& a) { return max(a.sequences, 1); }
+#include "entries.cuh"

@@ -4,5 +4,4 @@ __device__ __forceinline__ int first_unused_token(const ScanArgs& a) {
   return min(max(a.cu_seqlens[a.sequences], 0), a.tokens);
 }
 
-// Entries of a launch's list: one a sequence; with none, one entry's blocks still clear the unused rows of y.
-__device__ __forceinline__ int64_t entries_of(const ScanArgs& a) { return max(a.sequences, 1); }
+#include "entries.cuh"
