@@ -14,6 +14,7 @@ import struct
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -96,6 +97,7 @@ _MOST_READY = 4096
 _POINTERS = struct.Struct(f"<{len(POINTERS)}Q")
 #: Of tensors that are converted before a kernel sees them.
 _DTYPES = ARRAY_DTYPES | {"i64": np.dtype(np.int64), "f64": np.dtype(np.float64)}
+_NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 
 
 class Framework(Protocol):
@@ -320,7 +322,7 @@ class _Arguments:
         fits = not dtypes or any(array.dtype == _DTYPES[dtype] for dtype in dtypes)
         found = view(array) if fits else None
         if found is None or not inner_contiguous(found, first):
-            kept = next(name for name, kind in _DTYPES.items() if kind == array.dtype)
+            kept = _NAMES[array.dtype]
             found = view(self._convert(name, kept if fits else dtypes[-1], index))
         # Of a contiguous array there is every view.
         assert found is not None
@@ -357,7 +359,7 @@ def update_problem(
     # Mamba-2: dt and A of a head. Else Mamba-1: every row of a head is a channel of its own.
     once = repeating if by_head else dict.fromkeys(repeating, ())
     channels, values, steps = (_same, _same, _same) if by_head else (_channels, _merged(0), _merged(1))
-    io = next(name for name in _FLOATS if a.arrays["x"].dtype == _DTYPES[name])
+    io = _NAMES[a.arrays["x"].dtype]
     state = channels(a.arrays["state"])
     if state is None or not inner_contiguous(state, 1):
         raise InvalidProblem(
@@ -417,7 +419,7 @@ def chunk_scan_problem(
         )
     packed = "cu_seqlens" in a.arrays
     limit = None if dt_softplus and tuple(dt_limit) == _NO_LIMIT else (float(dt_limit[0]), float(dt_limit[1]))
-    io = next(name for name in _FLOATS if a.arrays["x"].dtype == _DTYPES[name])
+    io = _NAMES[a.arrays["x"].dtype]
     return DeviceProblem(
         x=_given(a.rows("x", _merged(0))),
         dt=_given(a.rows("dt", _merged(0), io, "f32")),
@@ -466,7 +468,7 @@ def selective_problem(
     a = _Arguments("selective_scan_fn", arrays, _TOKENS_FIRST, convert, heads_optional=True)
     if seen.sizes["seqlen"] < 1:
         raise WrongShape("selective_scan_fn: u: wanted a seqlen of at least 1, found 0")
-    io = next(name for name in _FLOATS if a.arrays["u"].dtype == _DTYPES[name])
+    io = _NAMES[a.arrays["u"].dtype]
 
     def channels(array: Array) -> Array | None:
         found = merged(array, 0)
@@ -567,9 +569,7 @@ class DropIn:
         if batch > 1:
             made["cu_seqlens"] = self._framework.offsets(batch, 1, place)
 
-        def problem(arrays: Mapping[str, Array], convert: Convert, lists: Mapping[str, Array]) -> DeviceProblem:
-            return update_problem(arrays, convert, lists, dt_softplus=dt_softplus)
-
+        problem = partial(update_problem, dt_softplus=dt_softplus)
         self._run(("update", dt_softplus), problem, tensors, made, place, kernel, workspace)
         return y
 
@@ -605,9 +605,7 @@ class DropIn:
         if not batch:
             return made["y"], made["state"]
 
-        def problem(arrays: Mapping[str, Array], convert: Convert, lists: Mapping[str, Array]) -> DeviceProblem:
-            return chunk_scan_problem(arrays, convert, lists, dt_softplus=dt_softplus, dt_limit=dt_limit)
-
+        problem = partial(chunk_scan_problem, dt_softplus=dt_softplus, dt_limit=dt_limit)
         self._run(("chunk", dt_softplus, tuple(dt_limit)), problem, tensors, made, place, kernel, workspace)
         return made["y"], made["state"]
 
@@ -638,9 +636,7 @@ class DropIn:
         if batch > 1 and tokens:
             made["cu_seqlens"] = self._framework.offsets(batch, tokens, place)
 
-        def problem(arrays: Mapping[str, Array], convert: Convert, lists: Mapping[str, Array]) -> DeviceProblem:
-            return selective_problem(arrays, convert, lists, delta_softplus=delta_softplus)
-
+        problem = partial(selective_problem, delta_softplus=delta_softplus)
         self._run(("selective", delta_softplus), problem, swapped, made, place, kernel, workspace)
         return made["y"].swapaxes(1, 2), made["state"]
 

@@ -113,13 +113,11 @@ class LoadedKernel:
 
     Attributes:
         spec: what was loaded.
-        sha256: of the image.
     """
 
     def __init__(self, launcher: Launcher, spec: KernelSpec, image: toolchain.Image, module: ctypes.c_void_p) -> None:
         self._launcher = launcher
         self.spec = spec
-        self.sha256 = image.sha256
         self._functions: dict[str, ctypes.c_void_p] = {}
         self._dynamic_limit: dict[str, int] = {}
         for symbol, usage in image.usage.items():

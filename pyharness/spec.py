@@ -7,6 +7,7 @@ live in `pyharness.families`, one subclass each.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -267,6 +268,7 @@ class KernelSpec(ABC):
         return dataclasses.asdict(self)
 
 
+@functools.lru_cache(maxsize=4096)
 def parse_id(text: str) -> KernelSpec:
     """The spec behind an id.
 

@@ -23,7 +23,6 @@ from pyharness.report.plots import Plot
 from pyharness.report.tables import Table
 
 TEMPLATES = toolchain.ROOT / "templates" / "report"
-GENERATED = toolchain.ROOT / "generated"
 PAGE = toolchain.ROOT / "dist" / "report.html"
 DOCS = toolchain.ROOT / "docs"
 #: How sections name suites, by the name of their file.
@@ -154,9 +153,8 @@ def overview(stored: Stored) -> list[Section]:
             "Each package's fastest configuration at a point stands beside our fastest kernel there, over the same "
             "arrays in the same run. Losses are shown as wins are.",
         )
-        every = tuple(sorted({day for document in timed for day in dates(document)}))
-        _plot(section, plots.against_peers(plots.ratios(timed), every, TITLES), timed)
-        _plot(section, plots.roofline(timed, every), timed)
+        _plot(section, plots.against_peers(plots.ratios(timed), TITLES), timed)
+        _plot(section, plots.roofline(timed), timed)
         sections.append(section)
     return sections
 
@@ -224,7 +222,7 @@ def _proofs(stored: Stored) -> Section:
         protocol = "every case of pyharness/cases.py that a kernel takes, repeated, against the float64 oracle"
         source = Source(where, (f"generated/vetting/{name}",), "; ".join(filter(None, (protocol, checks))))
         found = [(image["kernel"], image["worst_case"], image["worst"]) for image in images if "worst_case" in image]
-        section.add(plots.worst_of_proofs(found, proven), source)
+        section.add(plots.worst_of_proofs(found), source)
     files = tuple(_named(path) for path in sorted(grades.FOLDER.glob("*.json")))
     devices = ", ".join(document["device"] for document in stored.vetted.values())
     graded = Source(f"{devices} and the emulator", files, "invoke vet, invoke vet --emulator")
@@ -408,17 +406,13 @@ def readme_plots(stored: Stored | None = None) -> dict[str, str]:
         SsmError: there are no figures.
     """
     known = stored or read()
-    device, documents = next(iter(known.benches.items()))
+    documents = next(iter(known.benches.values()))
     style = (TEMPLATES / "plot.css").read_text(encoding="utf-8")
-    found: list[Plot | Table | None] = [item.content for section in overview(known)[:1] for item in section.items]
+    timed = [documents[name] for name in TITLES if name in documents]
+    found = {"peers.svg": plots.against_peers(plots.ratios(timed), TITLES)}
     for run in plots.lines_over(documents["ssd"], "tokens")[:1] if "ssd" in documents else ():
-        found.append(plots.over(documents["ssd"], run, "tokens", "ssd", "prefill"))
-    wanted = {"ratio": "peers.svg", "prefill": "prefill.svg"}
-    return {
-        wanted[plot.name]: svg.standalone(plot.drawing, style)
-        for plot in found
-        if isinstance(plot, Plot) and plot.name in wanted
-    }
+        found["prefill.svg"] = plots.over(documents["ssd"], run, "tokens", "ssd", "prefill")
+    return {name: svg.standalone(plot.drawing, style) for name, plot in found.items() if plot is not None}
 
 
 def write_readme_plots(folder: Path = DOCS) -> bool:

@@ -168,7 +168,7 @@ def ratios(documents: Iterable[Document]) -> list[Ratio]:
     return found
 
 
-def against_peers(found: Sequence[Ratio], when: tuple[str, ...], titles: Mapping[str, str]) -> Plot | None:
+def against_peers(found: Sequence[Ratio], titles: Mapping[str, str]) -> Plot | None:
     """Our ratio to the best peer at each point, wins to the right and losses to the left."""
     if not found:
         return None
@@ -196,7 +196,7 @@ def against_peers(found: Sequence[Ratio], when: tuple[str, ...], titles: Mapping
         "Right of 1 ours is faster, left of it the peer is. Each line: sequences x tokens, then the sizes that differ "
         "from 64 heads x 64 x 128 in bf16."
     )
-    return Plot("ratio", "Ours and the best peer, point by point", drawing, reading, when)
+    return Plot("ratio", "Ours and the best peer, point by point", drawing, reading)
 
 
 def _near_one(value: float) -> str:
@@ -257,7 +257,7 @@ def roofs(documents: Iterable[Document]) -> list[Roof]:
     return found + [Roof(named[kind], updates_a_second=rate) for kind, rate in issue.items() if rate]
 
 
-def roofline(documents: Sequence[Document], when: tuple[str, ...]) -> Plot | None:
+def roofline(documents: Sequence[Document]) -> Plot | None:
     """State updates a second over updates a byte: every point's fastest kernel of each family beneath the roofs."""
     marks: dict[str, list[Mark]] = {}
     for document in documents:
@@ -296,7 +296,7 @@ def roofline(documents: Sequence[Document], when: tuple[str, ...]) -> Plot | Non
         + ". A kernel that is bound by nothing else stands on the lowest roof above it."
     )
     drawing = svg.plot(series, x_axis, y_axis, about, height=340)
-    return Plot("roofline", "Roofline: every point's fastest kernel of each family", drawing, reading, when)
+    return Plot("roofline", "Roofline: every point's fastest kernel of each family", drawing, reading)
 
 
 def _rate(roof: Roof) -> str:
@@ -335,12 +335,11 @@ def errors(document: Document, title: str) -> Plot | None:
     return Plot(f"errors-{document['suite']}", title, drawing, "Shorter is better.", dates(document, used))
 
 
-def worst_of_proofs(images: Sequence[tuple[str, str, float]], when: tuple[str, ...]) -> Plot | None:
+def worst_of_proofs(images: Sequence[tuple[str, str, float]]) -> Plot | None:
     """Of each proven image the largest error as a share of what is allowed, a line a family.
 
     Args:
         images: kernel, the case of its largest error, and that error over what is allowed.
-        when: the days on which they were proven.
     """
     if not images:
         return None
@@ -352,7 +351,7 @@ def worst_of_proofs(images: Sequence[tuple[str, str, float]], when: tuple[str, .
     lines = [(family, ROLES[family], marks) for family, marks in strips.items()]
     drawing = svg.strips(lines, x_axis, f"The largest error of each of {len(images)} proven images, by family.")
     reading = "A ring an image; 1 is the limit that the tests set."
-    return Plot("proofs", "How much of the tolerance is used", drawing, reading, when)
+    return Plot("proofs", "How much of the tolerance is used", drawing, reading)
 
 
 def sizes(rows: Sequence[Row]) -> Plot:
