@@ -28,7 +28,7 @@ from typing import Any
 
 from pyharness import figures, golden, gpus, manifest, package, readme_tables, toolchain
 from pyharness.errors import SsmError
-from pyharness.families import RecurrentSpec, UpdateSpec
+from pyharness.families import RecurrentSpec
 from pyharness.select import Device, Features, choose
 from pyharness.spec import KernelSpec, parse_id
 from pyharness.workload import Point, Workload
@@ -38,21 +38,22 @@ SUITE = "native"
 POINTS = {"prefill_1x4096": (1, 4096), "decode_16x1": (16, 1)}
 #: Calls of a round as ssmvet has them, by kind: what starts a round is to be little of it.
 _CALLS, _ROUNDS = {"prefill": 40, "decode": 200}, 5
+_IO = ("f32", "bf16")
 #: Seconds that a binary may take.
 LIMIT = 80
 _FAMILIES = ("recurrent", "update", "ssd", "selective")
 
 
-def timed(device: Device) -> tuple[KernelSpec, ...]:
-    """What is timed from Go and by PyCUDA: what selection takes at the Nano geometry, of all families, of recurrent."""
-    found: dict[str, KernelSpec] = {}
+def timed(device: Device) -> dict[str, tuple[KernelSpec, ...]]:
+    """What is timed from Go and by PyCUDA, by point: what selection takes there, of all families and of recurrent."""
+    found = {}
     for name in POINTS:
-        for io in ("f32", "bf16"):
+        ids = []
+        for io in _IO:
             features = Features(_point(name, io).geometry, io, "f32")
-            for family in (None, RecurrentSpec.family):
-                chosen = choose(features, device, family=family).id
-                found[chosen] = parse_id(chosen)
-    return tuple(found.values())
+            ids += [choose(features, device, family=family).id for family in (None, RecurrentSpec.family)]
+        found[name] = tuple(parse_id(chosen) for chosen in dict.fromkeys(ids))
+    return found
 
 
 def _point(name: str, io: str) -> Point:
@@ -132,19 +133,29 @@ def _tests(folder: Path, out: Path, name: str) -> dict[str, Any]:
 
 
 def _devices(folder: Path, out: Path) -> dict[str, Any]:
-    """Goroutines on every device of the machine, also those that this process was not given."""
+    """Two devices of the machine at once, from Go and from C, also such that this process was not given."""
     every = {name: value for name, value in os.environ.items() if name != "CUDA_VISIBLE_DEVICES"}
-    command = ["./example.test", "-test.v", "-test.run", "TestManyGoroutinesAndTwoDevices"]
-    text = run(command, folder, out, "devices", every)
-    count = re.search(r"(\d+) devices$", text, re.MULTILINE)
-    if count is None or "--- PASS: TestManyGoroutinesAndTwoDevices " not in text:
-        raise SsmError(f"goroutines were to scan on all devices, found:\n{text[-2000:]}")
-    return {"devices": int(count[1])}
+    text = run(["./example.test", "-test.v", "-test.run", "OnTwoDevicesAtOnce$"], folder, out, "devices", every)
+    few = re.search(r"want two devices, have (\d+)", text)
+    if few:
+        return {"devices": int(few[1])}
+    kernels = re.findall(r"--- PASS: TestEveryKernelOnTwoDevicesAtOnce/", text)
+    goroutines = re.findall(r"--- PASS: TestGoroutinesOnTwoDevicesAtOnce/", text)
+    if not kernels or not goroutines or "--- SKIP" in text:
+        raise SsmError(f"goroutines and kernels were to run on two devices, found:\n{text[-2000:]}")
+    checked = _c_example(folder, out, "scan-devices", ("-devices", "2"), every)
+    return {"devices": 2, "kernels": len(kernels), "goroutines": len(goroutines), "c": checked["passed"]}
 
 
-def _c_example(folder: Path, out: Path) -> dict[str, Any]:
+def _c_example(
+    folder: Path,
+    out: Path,
+    name: str = "scan",
+    options: Sequence[str] = (),
+    environment: Mapping[str, str] | None = None,
+) -> dict[str, Any]:
     vectors = sorted(str(path.relative_to(folder)) for path in (folder / "examples/c/vectors").glob("*.flat"))
-    text = run(["./scan", ".", *vectors], folder, out, "scan")
+    text = run(["./scan", *options, ".", *vectors], folder, out, name, environment)
     return {"passed": len(re.findall(r"^ok ", text, re.MULTILINE))}
 
 
@@ -213,12 +224,6 @@ def stack_figures(text: str) -> dict[str, Any]:
     }
 
 
-def job_of(spec: KernelSpec) -> str:
-    """What a kernel is for: "decode" or "prefill"."""
-    few = isinstance(spec, RecurrentSpec) and spec.few_tokens
-    return "decode" if few or isinstance(spec, UpdateSpec) else "prefill"
-
-
 def shipped(folder: Path, spec: KernelSpec, target: str) -> toolchain.Image:
     """The image that a folder of `build` has, which is the one of the manifest.
 
@@ -233,7 +238,9 @@ def shipped(folder: Path, spec: KernelSpec, target: str) -> toolchain.Image:
     return toolchain.Image(spec.id, target, image.kind, data, usage, "", 0.0)
 
 
-def pycuda_times(folder: Path, kernels: Sequence[KernelSpec], ordinal: int = 0) -> dict[tuple[str, str], float]:
+def pycuda_times(
+    folder: Path, kernels: Mapping[str, Sequence[KernelSpec]], ordinal: int = 0
+) -> dict[tuple[str, str], float]:
     """Microseconds of a call by kernel and point: the median of rounds of calls in turn on a stream, data cold.
 
     Raises:
@@ -242,19 +249,15 @@ def pycuda_times(folder: Path, kernels: Sequence[KernelSpec], ordinal: int = 0) 
     from pyharness.device import get, image_target
 
     device, found = get(ordinal), {}
-    for name in POINTS:
-        job = name.split("_")[0]
-        for io in ("f32", "bf16"):
+    for name, specs in kernels.items():
+        for io in _IO:
             point = _point(name, io)
-            own = [spec for spec in kernels if spec.io == io and job_of(spec) == job]
-            if not own:
-                continue
             workload = Workload(device, point)
-            for spec in own:
+            for spec in (each for each in specs if each.io == io):
                 arguments, plan = workload.arguments(spec), spec.plan(point.geometry)
                 kernel = device.kernel(spec, shipped(folder, spec, image_target(spec, device.capability, device.name)))
                 calls = [partial(kernel.launch, plan, each) for each in arguments]
-                found[spec.id, name] = _stream_time(device, calls, _CALLS[job])
+                found[spec.id, name] = _stream_time(device, calls, _CALLS[point.job])
             workload.free()
     return found
 
@@ -285,7 +288,7 @@ def beside_pycuda(folder: Path, out: Path, turns: int = 2) -> list[dict[str, Any
     theirs: dict[tuple[str, str], list[float]] = {}
     for turn in range(turns):
         target = out.resolve() / f"ssmvet-timed-{turn}.json"
-        names = ",".join(spec.id for spec in kernels)
+        names = ",".join(dict.fromkeys(spec.id for specs in kernels.values() for spec in specs))
         run(["./ssmvet", "-kernels", names, "-out", str(target)], folder, out, f"ssmvet-timed-{turn}")
         for image in json.loads(target.read_text(encoding="utf-8"))["images"].values():
             for point, us in image["microseconds"].items():
@@ -369,7 +372,9 @@ def page_table(found: Mapping[str, Any]) -> str:
         if name in found:
             parts.append(table(found[name]))
     if "checks" in found:
-        parts.append(_checks_line(found["checks"], found.get("goroutines", {}).get("devices", 1)))
+        parts.append(_checks_line(found["checks"]))
+    if found.get("goroutines", {}).get("devices", 1) > 1:
+        parts.append(_devices_line(found["goroutines"]))
     return "\n\n".join(parts)
 
 
@@ -419,7 +424,17 @@ def _stack_table(found: Mapping[str, Any]) -> str:
     )
 
 
-def _checks_line(checks: Mapping[str, Mapping[str, Any]], devices: int) -> str:
+def _devices_line(found: Mapping[str, int]) -> str:
+    return textwrap.fill(
+        f"On {found['devices']} of these cards at once, in one process: {found['goroutines']} goroutines that each had "
+        f"a launch in flight on both, {found['kernels']} kernels by their own cases with the same bits on both, and "
+        f"{found['c']} runs of the C example; all right.",
+        _WIDTH,
+        break_on_hyphens=False,
+    )
+
+
+def _checks_line(checks: Mapping[str, Mapping[str, Any]]) -> str:
     names = {
         "golden": "launch tests with golden vectors",
         "engine": "tests of an engine",
@@ -427,7 +442,6 @@ def _checks_line(checks: Mapping[str, Mapping[str, Any]], devices: int) -> str:
     }
     told = [f"{checks[name]['passed']} {text}" for name, text in names.items() if "passed" in checks.get(name, {})]
     vetted = {name.removeprefix("ssmvet "): one for name, one in checks.items() if name.startswith("ssmvet ")}
-    told += [f"goroutines on {devices} devices at once"] if devices > 1 else []
     told += [f"{one['passed']} images of `{name}` by ssmvet" for name, one in vetted.items() if "passed" in one]
     return textwrap.fill(f"Passed there: {', '.join(told)}.", _WIDTH, break_on_hyphens=False)
 
@@ -449,7 +463,8 @@ _KEPT = re.compile(r"^\s*(--- |ok |PASS|FAIL|WRONG|Benchmark|cpu:|[\d.]+ % |pref
 def _printed(out: Path) -> dict[str, str]:
     """What the test binaries, the example and the C example printed, by name."""
     names = {
-        "tests": ("ssmscan.test", "example.test", "devices"),
+        "tests": ("ssmscan.test", "example.test"),
+        "devices": ("devices", "scan-devices"),
         "bench": ("bench",),
         "stack": ("stack",),
         "c": ("scan",),

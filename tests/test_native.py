@@ -65,7 +65,7 @@ def test_parts_are_stored_together_and_shown(tmp_path: Path) -> None:
     )
     native.keep(tmp_path / "proved", bench, page)
     assert (bench / "a-card" / "native-tests.txt").read_text() == "--- PASS: TestA (0.01s)\n"
-    devices = {"goroutines": {"devices": 2}}
+    devices = {"goroutines": {"devices": 2, "kernels": 67, "goroutines": 8, "c": 58}}
     times = devices | {"benchmarks": native.benchmarks(BENCH), "stack": native.stack_figures(STACK), "beside": BESIDE}
     path = native.keep(stored(tmp_path / "timed", **times), bench, page)
     assert path == bench / "a-card" / "native.json"
@@ -76,9 +76,8 @@ def test_parts_are_stored_together_and_shown(tmp_path: Path) -> None:
     assert "| opening the 21 kernels of `update`, hashes checked, for the first time | 41 ms | 200 ms |" in text
     assert "| `ssd_a` | prefill_1x4096 | 101.50 | 100.00 | 1.015 |" in text
     assert "prefill 585142 tokens/s, decode 32508 tokens/s" in text
-    assert (
-        "Passed there: 32 launch tests with golden vectors, 9 runs of the C example, goroutines on 2 devices at" in text
-    )
+    assert "Passed there: 32 launch tests with golden vectors, 9 runs of the C example, 15 images of `ssd` by" in text
+    assert "On 2 of these cards at once, in one process: 8 goroutines that each had a launch in flight on both" in text
     assert native.refreshed(text, bench) == text
     # Stored beside the benches, it is no problem that selection could take an entry from.
     assert select.refreshed_table(select.Table(), bench).entries == ()
@@ -107,10 +106,13 @@ def test_a_binary_that_fails_or_hangs_is_an_error_with_what_it_said(
 
 def test_what_is_timed_is_what_is_selected_and_recurrent() -> None:
     kernels = native.timed(select.Device("NVIDIA H200", "sm_90"))
-    assert {spec.id for spec in kernels} <= set(manifest.ids())
-    jobs = {(native.job_of(spec), spec.io, spec.family == "recurrent") for spec in kernels}
-    assert jobs >= {(job, io, True) for job in ("prefill", "decode") for io in ("f32", "bf16")}
-    assert {spec.family for spec in kernels} >= {"recurrent", "update", "ssd"}
+    assert set(kernels) == set(native.POINTS)
+    assert {spec.id for specs in kernels.values() for spec in specs} <= set(manifest.ids())
+    for specs in kernels.values():
+        assert {spec.io for spec in specs if spec.family == "recurrent"} == {"f32", "bf16"}
+        assert len({spec.id for spec in specs}) == len(specs)
+    families = {name: {spec.family for spec in specs} for name, specs in kernels.items()}
+    assert families == {"prefill_1x4096": {"recurrent", "ssd"}, "decode_16x1": {"recurrent", "update"}}
 
 
 def test_the_page_shows_what_is_stored() -> None:

@@ -3,10 +3,10 @@
 package main
 
 import (
+	"bytes"
 	"encoding/binary"
 	"errors"
 	"math"
-	"sync"
 	"testing"
 	"time"
 
@@ -113,11 +113,23 @@ func (m *mixed) place(t testing.TB) (*ssmscan.ScanArgs, uint64) {
 }
 
 func (m *mixed) run(t *testing.T, stream uintptr) *ssmtest.Result {
-	device, p, plan := m.scanner.Device(), m.problem, m.plan
+	return m.read(t, stream, m.launch(t, stream))
+}
+
+// launch uploads everything and does not wait for the launch.
+func (m *mixed) launch(t *testing.T, stream uintptr) *ssmscan.ScanArgs {
+	t.Helper()
 	args, blob := m.place(t)
-	if err := m.scanner.Launch(stream, plan, args, blob); err != nil {
+	if err := m.scanner.Launch(stream, m.plan, args, blob); err != nil {
 		t.Fatal(err)
 	}
+	return args
+}
+
+// read waits for a launch and downloads what it gave.
+func (m *mixed) read(t *testing.T, stream uintptr, args *ssmscan.ScanArgs) *ssmtest.Result {
+	t.Helper()
+	device, p, plan := m.scanner.Device(), m.problem, m.plan
 	if err := device.Synchronize(stream); err != nil {
 		t.Fatal(err)
 	}
@@ -187,31 +199,129 @@ func TestInvariantBitsDoNotChangeWithTheBatch(t *testing.T) {
 	}
 }
 
-func TestManyGoroutinesAndTwoDevices(t *testing.T) {
-	scanners := []*ssmscan.Scanner{open(t, 0)}
-	if count, err := ssmscan.Devices(); err != nil {
+// newStream gives a stream that is there as long as the test.
+func newStream(t *testing.T, device *ssmscan.Device) uintptr {
+	t.Helper()
+	stream, err := device.NewStream()
+	if err != nil {
 		t.Fatal(err)
-	} else if count > 1 {
-		scanners = append(scanners, open(t, 1))
 	}
-	t.Logf("%d devices", len(scanners))
-	var running sync.WaitGroup
-	for worker := range 8 {
-		scanner := scanners[worker%len(scanners)]
-		m := newMixed(t, scanner, []int{1, 12 + worker, 3}, worker%3 == 0)
-		stream, err := scanner.Device().NewStream()
-		if err != nil {
-			t.Fatal(err)
+	t.Cleanup(func() {
+		if err := device.DestroyStream(stream); err != nil {
+			t.Error(err)
 		}
-		running.Add(1)
+	})
+	return stream
+}
+
+func TestManyGoroutinesWithStreamsOfTheirOwn(t *testing.T) {
+	scanner := open(t, 0)
+	for worker := range 8 {
+		m := newMixed(t, scanner, []int{1, 12 + worker, 3}, worker%3 == 0)
+		stream := newStream(t, scanner.Device())
 		t.Run("", func(t *testing.T) {
-			defer running.Done()
 			t.Parallel()
 			for range 3 {
 				m.check(t, m.run(t, stream))
 			}
-			if err := scanner.Device().DestroyStream(stream); err != nil {
-				t.Error(err)
+		})
+	}
+}
+
+// openTwo gives two GPUs with every kernel loaded, or skips where there are not so many.
+func openTwo(t *testing.T) [2]*ssmscan.Scanner {
+	t.Helper()
+	count, err := ssmscan.Devices()
+	if errors.Is(err, ssmscan.ErrNoCUDA) {
+		t.Skipf("ErrNoCUDA: %v", err)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	if count < 2 {
+		t.Skipf("want two devices, have %d", count)
+	}
+	return [2]*ssmscan.Scanner{open(t, 0), open(t, 1)}
+}
+
+// sameBits holds results of two devices of one model against each other.
+func sameBits(t *testing.T, first, second *ssmtest.Result) {
+	t.Helper()
+	for _, both := range [][2][]float32{{first.Y, second.Y}, {first.State, second.State}} {
+		if !bytes.Equal(floats(both[0]), floats(both[1])) {
+			t.Error("want the same bits on both devices, have others")
+		}
+	}
+}
+
+// Each goroutine has a launch in flight on both devices, and begins with another one each time.
+func TestGoroutinesOnTwoDevicesAtOnce(t *testing.T) {
+	scanners := openTwo(t)
+	alike := scanners[0].GPU == scanners[1].GPU
+	for worker := range 8 {
+		var batches [2]*mixed
+		var streams [2]uintptr
+		for device, scanner := range scanners {
+			batches[device] = newMixed(t, scanner, []int{1, 12 + worker, 3}, worker%3 == 0)
+			streams[device] = newStream(t, scanner.Device())
+		}
+		t.Run("", func(t *testing.T) {
+			t.Parallel()
+			for turn := range 4 {
+				var args [2]*ssmscan.ScanArgs
+				var results [2]*ssmtest.Result
+				for i := range batches {
+					device := (worker + turn + i) % 2
+					args[device] = batches[device].launch(t, streams[device])
+				}
+				for device, m := range batches {
+					results[device] = m.read(t, streams[device], args[device])
+					m.check(t, results[device])
+				}
+				if alike {
+					sameBits(t, results[0], results[1])
+				}
+			}
+		})
+	}
+}
+
+// Every kernel that is loaded runs cases of its own on both devices, several kernels at a time.
+func TestEveryKernelOnTwoDevicesAtOnce(t *testing.T) {
+	scanners := openTwo(t)
+	alike := scanners[0].GPU == scanners[1].GPU
+	for number, image := range scanners[0].Kernels() {
+		id := image.Row.ID
+		t.Run(id, func(t *testing.T) {
+			t.Parallel()
+			taken := 0
+			for _, problem := range ssmtest.CasesOf(image.Row)[:2] {
+				var results [2]*ssmtest.Result
+				var truth *ssmtest.Truth
+				for i := range scanners {
+					device := (number + i) % 2
+					have, err := ssmtest.Kernel(scanners[device].Device(), scanners[device].Loaded(id))(problem)
+					if errors.Is(err, ssmtest.ErrUnsupported) {
+						break
+					}
+					if err != nil {
+						t.Fatalf("device %d: %v", device, err)
+					}
+					if truth == nil {
+						taken++
+						truth = ssmtest.Reference(problem)
+					}
+					if _, err := ssmtest.Check(problem, truth, have); err != nil {
+						t.Errorf("device %d, %v: %v", device, problem, err)
+					}
+					results[device] = have
+				}
+				if alike && truth != nil {
+					sameBits(t, results[0], results[1])
+				}
+			}
+			if taken == 0 {
+				t.Errorf("want a case that it takes, have none")
 			}
 		})
 	}

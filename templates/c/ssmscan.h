@@ -316,12 +316,16 @@ static inline const ssm_entry* ssm_exact(const ssm_place* place, int* passed) {
   return best;
 }
 
-// Whether another entry for an entry's problem has a faster kernel that fits.
+// Whether an entry counts for problems beside its own. What was reported says nothing of kernels that came later.
+static inline int ssm_counts(const ssm_place* place, const ssm_entry* e) {
+  return ssm_in_place(place, e) && strcmp(e->source, "reported") != 0 && ssm_kept(place, e) >= 0;
+}
+
+// Whether another entry for an entry's problem has a faster kernel.
 static inline int ssm_beaten(const ssm_place* place, const ssm_entry* e) {
   for (const ssm_entry* f = place->tables->entries; f->kernel != NULL; f++) {
     if (f->batch_heads == e->batch_heads && f->tokens == e->tokens && f->heads == e->heads &&
-        f->head_dim == e->head_dim && f->groups == e->groups && ssm_in_place(place, f) && ssm_faster(f, e) &&
-        strcmp(f->source, "reported") != 0 && ssm_kept(place, f) >= 0)
+        f->head_dim == e->head_dim && f->groups == e->groups && ssm_faster(f, e) && ssm_counts(place, f))
       return 1;
   }
   return 0;
@@ -332,14 +336,12 @@ static inline int ssm_decode_entry(const ssm_entry* e) {
   return ssm_ceil_div(e->tokens * e->heads, e->batch_heads > 1 ? e->batch_heads : 1) <= 8;
 }
 
-// The entry of the nearest problem, of decode or of prefill as the problem is. What was reported says nothing of
-// kernels that came later.
+// The entry of the nearest problem, of decode or of prefill as the problem is.
 static inline const ssm_entry* ssm_nearest(const ssm_place* place) {
   const ssm_entry* best = NULL;
   int best_distance = 0;
   for (const ssm_entry* e = place->tables->entries; e->kernel != NULL; e++) {
-    if (!ssm_in_place(place, e) || strcmp(e->source, "reported") == 0 || ssm_kept(place, e) < 0) continue;
-    if (ssm_decode_entry(e) != ssm_decode(place->problem)) continue;
+    if (!ssm_counts(place, e) || ssm_decode_entry(e) != ssm_decode(place->problem)) continue;
     const int distance = ssm_distance(e, place->problem);
     if (best != NULL && distance > best_distance) continue;
     if (best != NULL && distance == best_distance && strcmp(e->kernel, best->kernel) >= 0) continue;
