@@ -22,6 +22,7 @@ from pyharness import (
     gpus,
     launch_cost,
     models_table,
+    package_sizes,
     proof,
     readme_tables,
     regressions,
@@ -359,7 +360,7 @@ def tune(
         "family": "families, comma-separated; default: all",
         "module": "path of the Go module",
         "version": "version of the package, v1.2.3; default: the project's",
-        "nvcc": "an nvcc of another CUDA major version, 12.8 or 12.9: adds a lane for older drivers",
+        "nvcc": "an nvcc of another CUDA major version, such as 12.9: adds a lane for older drivers",
         "include_unproven": "also pack images that nothing proves",
         "merge": "pack nothing: take in a file of proofs that ssmvet wrote on another card",
         "jobs": "compilers at a time; default: one a core",
@@ -393,6 +394,8 @@ def package_(
         workers=_whole("jobs", jobs),
         track=Progress,
     )
+    if not (arch or family or nvcc or include_unproven):
+        package_sizes.keep(made)
     if json_:
         written = [path.relative_to(builder.ROOT).as_posix() for path in made.paths]
         print(

@@ -42,6 +42,7 @@ _IO = ("f32", "bf16")
 #: Seconds that a binary may take.
 LIMIT = 80
 _FAMILIES = ("recurrent", "update", "ssd", "selective")
+_LANES = "catalogue/lanes.json"
 
 
 def timed(device: Device) -> dict[str, tuple[KernelSpec, ...]]:
@@ -64,16 +65,24 @@ def _point(name: str, io: str) -> Point:
 # Building.
 
 
-def build(folder: Path, arch: str = "sm_90,sm_90a") -> list[Path]:
+def build(folder: Path, arch: str = "sm_90,sm_90a", nvcc: str = "") -> list[Path]:
     """Make the folder that a GPU machine is given; what was in it is replaced.
+
+    Args:
+        arch: targets.
+        nvcc: of another CUDA major version: ssmvet then also has the lane that it makes, unproven images among them.
 
     Raises:
         SsmError: a tool is missing, or generated/ is stale.
     """
     made = package.package(arch, dist=folder.with_name(folder.name + "-dist"))
     tree = package.write_tree(made.files, folder.with_name(folder.name + "-tree"))
+    lanes = made
+    if nvcc:
+        dist = folder.with_name(folder.name + "-lanes-dist")
+        lanes = package.package(arch, nvcc=nvcc, include_unproven=True, dist=dist)
     binaries = {
-        "ssmvet": next(path for path in made.paths if path.name == "ssmvet").read_bytes(),
+        "ssmvet": next(path for path in lanes.paths if path.name == "ssmvet").read_bytes(),
         "ssmscan.test": golden.build_go_test(golden.stage_go(arch.split(",")[0])).read_bytes(),
     }
     example = tree / "examples" / "go"
@@ -88,6 +97,7 @@ def build(folder: Path, arch: str = "sm_90,sm_90a") -> list[Path]:
     kept = {name: data for name, data in made.files.items() if name.startswith(("images/", "examples/c/vectors/"))}
     staged = golden.STAGE / "testdata"
     kept |= {f"testdata/{p.relative_to(staged)}": p.read_bytes() for p in staged.rglob("*") if p.is_file()}
+    kept[_LANES] = lanes.files[_LANES]
     package.write_tree(kept | binaries, folder)
     for name in binaries:
         (folder / name).chmod(0o755)
@@ -159,25 +169,34 @@ def _c_example(
     return {"passed": len(re.findall(r"^ok ", text, re.MULTILINE))}
 
 
-def _vet(folder: Path, out: Path, family: str) -> dict[str, Any]:
-    target = out.resolve() / f"ssmvet-{family}.json"
-    run(["./ssmvet", "-quick", "-family", family, "-out", str(target)], folder, out, f"ssmvet-{family}")
+def _vet(folder: Path, out: Path, option: str, value: str) -> dict[str, Any]:
+    target = out.resolve() / f"ssmvet-{value}.json"
+    run(["./ssmvet", "-quick", option, value, "-out", str(target)], folder, out, f"ssmvet-{value}")
     images = json.loads(target.read_text(encoding="utf-8"))["images"]
     return {"passed": len(images), "cases": sum(image["cases"] for image in images.values())}
+
+
+def _older_lanes(folder: Path) -> dict[str, str]:
+    """The lanes beside the first one by name, with the version of their compiler."""
+    lanes = json.loads((folder / _LANES).read_text(encoding="utf-8"))
+    return {name: lane["compiler"] for name, lane in lanes.items() if name != package.first_lane()}
 
 
 def prove(folder: Path, out: Path) -> dict[str, Any]:
     """Run the launch test, the example's tests, the C example and ssmvet, at the same time.
 
     Returns:
-        "checks": what passed by name, or "failed" with the reason. It is stored.
+        "checks": what passed by name, or "failed" with the reason; "lanes": the same of lanes for older drivers, with
+        the version of their compiler. It is stored.
     """
     jobs: dict[str, Callable[[], dict[str, Any]]] = {
         "golden": partial(_tests, folder, out, "ssmscan.test"),
         "engine": partial(_tests, folder, out, "example.test"),
         "c": partial(_c_example, folder, out),
     }
-    jobs |= {f"ssmvet {family}": partial(_vet, folder, out, family) for family in _FAMILIES}
+    jobs |= {f"ssmvet {family}": partial(_vet, folder, out, "-family", family) for family in _FAMILIES}
+    lanes = _older_lanes(folder)
+    jobs |= {lane: partial(_vet, folder, out, "-lane", lane) for lane in lanes}
 
     def attempt(job: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         try:
@@ -186,7 +205,11 @@ def prove(folder: Path, out: Path) -> dict[str, Any]:
             return {"failed": str(error)}
 
     with ThreadPoolExecutor(len(jobs)) as pool:
-        found = {"checks": dict(zip(jobs, pool.map(attempt, jobs.values()), strict=True))}
+        ended = dict(zip(jobs, pool.map(attempt, jobs.values()), strict=True))
+    found: dict[str, Any] = {"checks": {name: one for name, one in ended.items() if name not in lanes}}
+    if lanes:
+        today = datetime.now(timezone.utc).date().isoformat()
+        found["lanes"] = {lane: {"compiler": version, "date": today} | ended[lane] for lane, version in lanes.items()}
     store(out, found)
     return found
 
@@ -375,6 +398,7 @@ def page_table(found: Mapping[str, Any]) -> str:
         parts.append(_checks_line(found["checks"]))
     if found.get("goroutines", {}).get("devices", 1) > 1:
         parts.append(_devices_line(found["goroutines"]))
+    parts += [_lane_line(lane, one) for lane, one in found.get("lanes", {}).items()]
     return "\n\n".join(parts)
 
 
@@ -434,6 +458,21 @@ def _devices_line(found: Mapping[str, int]) -> str:
     )
 
 
+def _lane_line(lane: str, found: Mapping[str, Any]) -> str:
+    return textwrap.fill(
+        f"Lane `{lane}`, made by nvcc {found['compiler']}: {found['passed']} images passed {found['cases']} cases of "
+        f"ssmvet there on {found['date']}.",
+        _WIDTH,
+        break_on_hyphens=False,
+    )
+
+
+def _failed(found: Mapping[str, Any]) -> dict[str, str]:
+    """The parts that failed, with the reason."""
+    named = {**found.get("checks", {}), **found.get("lanes", {})}
+    return dict(found.get("failed", {})) | {name: one["failed"] for name, one in named.items() if "failed" in one}
+
+
 def _checks_line(checks: Mapping[str, Mapping[str, Any]]) -> str:
     names = {
         "golden": "launch tests with golden vectors",
@@ -488,8 +527,7 @@ def keep(out: Path, folder: Path = figures.BENCH, page: Path = PAGE) -> Path:
     if not source.is_file():
         raise SsmError(f"{source} was wanted, found no such file: run `python -m pyharness.native time` on a GPU")
     found = json.loads(source.read_text(encoding="utf-8"))
-    failed = found.get("failed", {}) | {n: c["failed"] for n, c in found.get("checks", {}).items() if "failed" in c}
-    if failed:
+    if failed := _failed(found):
         raise SsmError(f"figures of which no part failed were wanted, found {failed}")
     path = folder / figures.device_slug(found["device"]) / f"{SUITE}.json"
     before = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
@@ -506,12 +544,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("action", choices=("build", "prove", "time", "store"))
     parser.add_argument("folder", type=Path)
     parser.add_argument("out", type=Path, nargs="?")
+    parser.add_argument("--nvcc", default="", help="build: of another CUDA major version, for a second lane")
     options = parser.parse_args(arguments)
     if options.action in ("prove", "time") and options.out is None:
         parser.error(f"{options.action} wants a folder for what it finds")
     try:
         if options.action == "build":
-            sys.stdout.write("".join(f"{path}\n" for path in build(options.folder)))
+            sys.stdout.write("".join(f"{path}\n" for path in build(options.folder, nvcc=options.nvcc)))
             return 0
         if options.action == "store":
             sys.stdout.write(f"{keep(options.folder)}\n")
@@ -522,8 +561,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stderr.write(f"error: {error}\n")
         return 1
     sys.stdout.write(json.dumps(parts, indent=1) + "\n")
-    failed = parts.get("failed") or any("failed" in check for check in parts.get("checks", {}).values())
-    return 1 if failed else 0
+    return 1 if _failed(parts) else 0
 
 
 if __name__ == "__main__":

@@ -150,14 +150,9 @@ def _done(document: Mapping[str, Any], point: Point, kernels: Sequence[str]) -> 
     if set(found) != set(kernels):
         return False
     return all(
-        "image" not in row or _image_sha(kernel, row["image"]["target"]) == row["image"]["sha256"]
+        "image" not in row or manifest.image_sha256(kernel, row["image"]["target"]) == row["image"]["sha256"]
         for kernel, row in found.items()
     )
-
-
-def _image_sha(kernel: str, target: str) -> str:
-    image = manifest.read(kernel).targets.get(target)
-    return image.sha256 if image else ""
 
 
 def _finalists(rows: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -59,6 +59,8 @@ def test_parts_are_stored_together_and_shown(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text("before\n<!-- native -->\nold\n<!-- /native -->\nafter\n")
     bench = tmp_path / "bench"
+    lanes = {"cuda12": {"compiler": "12.4.131", "date": "2026-01-01", "passed": 69, "cases": 500}}
+    native.keep(stored(tmp_path / "lanes", lanes=lanes), bench, page)
     native.keep(stored(tmp_path / "proved", checks=CHECKS), bench, page)
     (tmp_path / "proved" / "ssmscan.test.txt").write_text(
         "=== RUN TestA\n--- PASS: TestA (0.01s)\n    cuda.go:1: noise\n"
@@ -69,7 +71,7 @@ def test_parts_are_stored_together_and_shown(tmp_path: Path) -> None:
     times = devices | {"benchmarks": native.benchmarks(BENCH), "stack": native.stack_figures(STACK), "beside": BESIDE}
     path = native.keep(stored(tmp_path / "timed", **times), bench, page)
     assert path == bench / "a-card" / "native.json"
-    assert json.loads(path.read_text()) == DEVICE | times | {"checks": CHECKS}
+    assert json.loads(path.read_text()) == DEVICE | times | {"checks": CHECKS, "lanes": lanes}
     text = page.read_text()
     assert text.startswith("before\n<!-- native -->\nA card, driver 580.1, nvcc 13.0.88, 2026-01-02.\n")
     assert "| CPU of a launch beyond cuLaunchKernel itself | 1.25 us | 3 us |" in text
@@ -78,13 +80,15 @@ def test_parts_are_stored_together_and_shown(tmp_path: Path) -> None:
     assert "prefill 585142 tokens/s, decode 32508 tokens/s" in text
     assert "Passed there: 32 launch tests with golden vectors, 9 runs of the C example, 15 images of `ssd` by" in text
     assert "On 2 of these cards at once, in one process: 8 goroutines that each had a launch in flight on both" in text
+    assert "\nLane `cuda12`, made by nvcc 12.4.131: 69 images passed 500 cases of ssmvet there on 2026-01-01.\n" in text
     assert native.refreshed(text, bench) == text
     # Stored beside the benches, it is no problem that selection could take an entry from.
     assert select.refreshed_table(select.Table(), bench).entries == ()
 
 
 def test_a_part_that_failed_is_not_stored(tmp_path: Path) -> None:
-    for number, parts in enumerate(({"failed": {"stack": "no"}}, {"checks": {"c": {"failed": "no"}}})):
+    wrong = ({"failed": {"stack": "no"}}, {"checks": {"c": {"failed": "no"}}}, {"lanes": {"cuda12": {"failed": "no"}}})
+    for number, parts in enumerate(wrong):
         out = stored(tmp_path / str(number), **parts)
         with pytest.raises(SsmError, match="of which no part failed were wanted, found .*no"):
             native.keep(out, tmp_path / "bench", tmp_path / "page.md")
@@ -102,6 +106,52 @@ def test_a_binary_that_fails_or_hangs_is_an_error_with_what_it_said(
     monkeypatch.setattr(native, "LIMIT", 0.2)
     with pytest.raises(SsmError, match=r"did not end in 0\.2 seconds:\nbegun"):
         native.run(["sh", "-c", "echo begun; exec sleep 9"], tmp_path, tmp_path / "out", "name")
+
+
+def machine(folder: Path, devices: int = 2) -> Path:
+    """A folder of `native build` whose binaries print what the real ones do; ssmvet fails for ssd."""
+    passed = "--- PASS: Test{}OnTwoDevicesAtOnce/{} (0.01s)"
+    two = [passed.format("Goroutines", "#00"), passed.format("EveryKernel", "a"), passed.format("EveryKernel", "b")]
+    few = ["--- SKIP: TestGoroutinesOnTwoDevicesAtOnce (0.00s)", "    want two devices, have 1"]
+    scripts = {
+        "ssmscan.test": "echo '--- PASS: TestA (0.00s)'; echo '--- SKIP: TestB (0.00s)'",
+        "example.test": "\n".join(f"echo '{line}'" for line in (two if devices > 1 else few)),
+        "scan": 'for each in "$@"; do case $each in *.flat) echo "ok $each";; esac; done; echo "$CUDA_VISIBLE_DEVICES"',
+        "ssmvet": '[ "$3" = ssd ] && echo "one image failed" && exit 1\n'
+        'echo \'{"images": {"1": {"cases": 3}, "2": {"cases": 4}}}\' > "$5"',
+    }
+    for name, text in scripts.items():
+        (folder / name).write_text(f"#!/bin/sh\n{text}\n")
+        (folder / name).chmod(0o755)
+    lanes = {"cuda12": {"compiler": "12.4.131"}, "cuda13": {"compiler": "13.0.88"}}
+    for path, content in {"catalogue/lanes.json": json.dumps(lanes), "examples/c/vectors/one.flat": ""}.items():
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / path).write_text(content)
+    return folder
+
+
+def test_proofs_are_counted_by_test_family_and_lane(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native, "document", lambda parts: dict(parts))
+    found = native.prove(machine(tmp_path), tmp_path / "out")
+    assert found["checks"]["golden"] == {"passed": 1, "skipped": 1}
+    assert found["checks"]["c"] == {"passed": 1}
+    assert found["checks"]["ssmvet update"] == {"passed": 2, "cases": 7}
+    assert "one image failed" in found["checks"]["ssmvet ssd"]["failed"]
+    assert found["lanes"].keys() == {"cuda12"}
+    assert found["lanes"]["cuda12"].items() >= {"compiler": "12.4.131", "passed": 2, "cases": 7}.items()
+    assert json.loads((tmp_path / "out" / "native.json").read_text()) == found
+
+
+@pytest.mark.parametrize(
+    ("devices", "found"), [(2, {"devices": 2, "kernels": 2, "goroutines": 1, "c": 1}), (1, {"devices": 1})]
+)
+def test_two_devices_are_used_where_there_are_two(
+    devices: int, found: dict[str, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7")
+    assert native._devices(machine(tmp_path, devices), tmp_path / "out") == found
+    if devices == 2:
+        assert (tmp_path / "out" / "scan-devices.txt").read_text() == "ok examples/c/vectors/one.flat\n\n"
 
 
 def test_what_is_timed_is_what_is_selected_and_recurrent() -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from pyharness import archive, go_module, grades, manifest, package, toolchain, verify
-from pyharness.errors import ImageError, NoKernel, SsmError
+from pyharness.errors import ImageError, NoKernel, SsmError, ToolchainError
 from pyharness.families import RecurrentSpec
 
 #: A default kernel, a small one and the generic one: what the tests pack, for one target.
@@ -55,10 +55,9 @@ def test_a_package_holds_what_it_says(made: package.Package, tar: Path) -> None:
     assert [row["images"] for row in made.sizes] == [3, 3, 3]
     assert made.sizes[-1]["bytes"] == tar.stat().st_size <= package.MOST_BYTES
     for name, data in unpacked.items():
-        if name.endswith((".go", ".c", ".h", ".cu")):
+        if name.endswith((".go", ".c", ".h", ".cu", ".md", ".mod")):
             assert b"SPDX-License-Identifier: Apache-2.0" in data, name
         assert str(toolchain.ROOT).encode() not in data, name
-    assert b"\nlicense" not in unpacked["go.mod"]
     assert unpacked["LICENSE"] == (toolchain.ROOT / "LICENSE").read_bytes()
     # Standard tools read it.
     listed = subprocess.run(["tar", "tzf", tar], text=True, capture_output=True, check=True).stdout.splitlines()
@@ -232,6 +231,13 @@ def test_a_second_lane_is_of_another_major_version(tmp_path: Path) -> None:
         pack(tmp_path / "dist", nvcc=pinned)
 
 
+def test_a_second_lane_has_no_targets_that_its_compiler_does_not_know(other_nvcc: Path, tmp_path: Path) -> None:
+    other_nvcc.write_text(other_nvcc.read_text().replace("12.9", "12.7"))
+    with pytest.raises(ToolchainError, match=r"nvcc 12.8 or newer was wanted for sm_120, found 12\.7\.99999"):
+        package.package("sm_90,sm_120", catalogue=SPECS[1:2], dist=tmp_path / "dist", nvcc=str(other_nvcc))
+    assert not (tmp_path / "dist").exists()
+
+
 def test_a_proxy_serves_the_module_under_its_names(made: package.Package, tmp_path: Path) -> None:
     names = [path.name for path in made.paths]
     assert names == ["ssmscan-v0.1.0.tar.gz", "v0.1.0.zip", "v0.1.0.mod", "v0.1.0.info", "list"]
@@ -246,7 +252,7 @@ def test_a_proxy_serves_the_module_under_its_names(made: package.Package, tmp_pa
     assert {path.parent for path in newer.paths[1:]} == {folder}
     assert (folder / "list").read_text().split() == ["v0.10.0", "v0.2.0"]
     assert json.loads((folder / "v0.10.0.info").read_text()) == {"Version": "v0.10.0"}
-    assert newest.files["go.mod"].startswith(b"module github.com/Someone/scan\n")
+    assert b"\nmodule github.com/Someone/scan\n" in newest.files["go.mod"]
     placeholder = go_module.PLACEHOLDER.encode()
     assert not [name for name, data in newest.files.items() if placeholder in data]
 

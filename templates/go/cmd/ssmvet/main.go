@@ -8,6 +8,7 @@ import (
 	"errors"
 	"flag"
 	"fmt"
+	"maps"
 	"math"
 	"os"
 	"path/filepath"
@@ -60,6 +61,7 @@ func run() error {
 	ordinal := flag.Int("device", 0, "number of the GPU")
 	family := flag.String("family", "", "prove only kernels of this family")
 	names := flag.String("kernels", "", "prove only kernels of these ids, comma-separated")
+	lane := flag.String("lane", "", "prove only images of this lane; by default of the newest that the driver loads")
 	out := flag.String("out", "", "file to write; by default <device>.json")
 	quick := flag.Bool("quick", false, "do not time")
 	flag.Parse()
@@ -71,7 +73,11 @@ func run() error {
 		return err
 	}
 	defer device.Close()
-	library, err := ssmscan.OpenImages(device.GPU, ssmscan.Options{}, everyImage...)
+	lanes, err := ofLane(*lane)
+	if err != nil {
+		return err
+	}
+	library, err := ssmscan.OpenImages(device.GPU, ssmscan.Options{}, lanes...)
 	if err != nil {
 		return err
 	}
@@ -109,6 +115,22 @@ func run() error {
 	}
 	fmt.Printf("%d images proven on %s: %s\n", len(found.Images), device.GPU, *out)
 	return nil
+}
+
+// ofLane gives the images of a lane, or all.
+func ofLane(name string) ([]ssmscan.Images, error) {
+	var found []ssmscan.Images
+	names := map[string]bool{}
+	for _, set := range everyImage {
+		names[set.Lane] = true
+		if name == "" || set.Lane == name {
+			found = append(found, set)
+		}
+	}
+	if found == nil {
+		return nil, fmt.Errorf("-lane: want one of %s, have %q", strings.Join(slices.Sorted(maps.Keys(names)), ", "), name)
+	}
+	return found, nil
 }
 
 // chosen gives the images of a family and of some ids, comma-separated, or all; those that are timed at one problem stand
