@@ -97,6 +97,9 @@ def test_an_engine_that_replaces_the_module_passes_every_case(example_test: Path
         "ManyGoroutines",
         "GoroutinesOnTwoDevicesAtOnce",
         "EveryKernelOnTwoDevicesAtOnce",
+        "ACapturedPlanRunsOtherContents",
+        "EveryKernelIsCaptured",
+        "ACaptureOfAnythingButLaunchesIsAnError",
         "ASessionForTiming",
     ):
         assert f"--- PASS: Test{name}" in done.stdout

@@ -67,30 +67,35 @@ func floats(values []float32) []byte {
 	return found
 }
 
-// place uploads the arrays and the batch's blob, and gives arguments and the blob's address.
-func (m *mixed) place(t testing.TB) (*ssmscan.ScanArgs, uint64) {
-	t.Helper()
-	device, p, plan := m.scanner.Device(), m.problem, m.plan
-	place := func(content []byte) uint64 {
-		address, err := device.Alloc(len(content))
-		if err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(func() { _ = device.Free(address) })
-		if err := device.Upload(address, content); err != nil {
-			t.Fatal(err)
-		}
-		return address
-	}
-	// Arrays are as long as the bounds; what the batch does not use is NaN and must not matter.
-	long := func(values []float32, row int) uint64 {
+// array is what one field of the arguments points at.
+type array struct {
+	at      *uint64
+	content []byte
+}
+
+// arrays gives the contents of all arrays. They are as long as the bounds; what the batch does not use is NaN and must not
+// matter.
+func (m *mixed) arrays(args *ssmscan.ScanArgs) []array {
+	p, plan := m.problem, m.plan
+	long := func(values []float32, row int) []byte {
 		all := append([]float32(nil), values...)
 		for len(all) < int(plan.Tokens)*row {
 			all = append(all, float32(math.NaN()))
 		}
-		return place(floats(all))
+		return floats(all)
 	}
-	batch := plan.NewBatch(int64(p.Slots))
+	inner, columns := p.Heads*p.HeadDim, p.Groups*p.DState
+	return []array{
+		{&args.X, long(p.X, inner)}, {&args.DT, long(p.DT, p.Heads)}, {&args.B, long(p.B, columns)}, {&args.C, long(p.C, columns)},
+		{&args.A, floats(p.A)}, {&args.D, floats(p.D)}, {&args.DTBias, floats(p.DTBias)}, {&args.Y, long(nil, inner)},
+		{&args.State, floats(p.State)},
+	}
+}
+
+// blob is the bytes of the batch.
+func (m *mixed) blob(t testing.TB) []byte {
+	t.Helper()
+	p, batch := m.problem, m.plan.NewBatch(int64(m.problem.Slots))
 	fresh := make([]bool, p.Sequences)
 	for s := range fresh {
 		fresh[s] = !p.Resume[s]
@@ -98,18 +103,46 @@ func (m *mixed) place(t testing.TB) (*ssmscan.ScanArgs, uint64) {
 	if err := batch.Set(p.CuSeqlens, p.ReadSlots, fresh); err != nil {
 		t.Fatal(err)
 	}
+	return batch.Bytes()
+}
+
+// place uploads the arrays and the batch's blob, and gives arguments and the blob's address.
+func (m *mixed) place(t testing.TB) (*ssmscan.ScanArgs, uint64) {
+	t.Helper()
+	device, p, plan := m.scanner.Device(), m.problem, m.plan
+	alloc := func(bytes int) uint64 {
+		address, err := device.Alloc(bytes)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = device.Free(address) })
+		return address
+	}
 	inner := p.Heads * p.HeadDim
 	args := &ssmscan.ScanArgs{
-		X: long(p.X, inner), DT: long(p.DT, p.Heads), B: long(p.B, p.Groups*p.DState), C: long(p.C, p.Groups*p.DState),
-		A: place(floats(p.A)), D: place(floats(p.D)), DTBias: place(floats(p.DTBias)), Y: long(nil, inner),
-		State: place(floats(p.State)), XStride: int64(inner), YStride: int64(inner), DTStride: int64(p.Heads),
-		BStride: int64(p.Groups * p.DState), CStride: int64(p.Groups * p.DState), StateStride: int64(inner * p.DState),
-		Slots: int64(p.Slots), Flags: ssmscan.Softplus | ssmscan.DTFloat32,
+		XStride: int64(inner), YStride: int64(inner), DTStride: int64(p.Heads), BStride: int64(p.Groups * p.DState),
+		CStride: int64(p.Groups * p.DState), StateStride: int64(inner * p.DState), Slots: int64(p.Slots),
+		Flags: ssmscan.Softplus | ssmscan.DTFloat32,
+	}
+	for _, array := range m.arrays(args) {
+		*array.at = alloc(len(array.content))
 	}
 	if plan.WorkspaceBytes > 0 {
-		args.Workspace, args.WorkspaceBytes = place(make([]byte, plan.WorkspaceBytes)), plan.WorkspaceBytes
+		args.Workspace, args.WorkspaceBytes = alloc(int(plan.WorkspaceBytes)), plan.WorkspaceBytes
 	}
-	return args, place(batch.Bytes())
+	blob := alloc(len(m.blob(t)))
+	m.upload(t, args, blob)
+	return args, blob
+}
+
+// upload fills the arrays and the blob that arguments of a batch of this size point at.
+func (m *mixed) upload(t testing.TB, args *ssmscan.ScanArgs, blob uint64) {
+	t.Helper()
+	for _, array := range append(m.arrays(args), array{&blob, m.blob(t)}) {
+		if err := m.scanner.Device().Upload(*array.at, array.content); err != nil {
+			t.Fatal(err)
+		}
+	}
 }
 
 func (m *mixed) run(t *testing.T, stream uintptr) *ssmtest.Result {
@@ -324,6 +357,71 @@ func TestEveryKernelOnTwoDevicesAtOnce(t *testing.T) {
 				t.Errorf("want a case that it takes, have none")
 			}
 		})
+	}
+}
+
+// The launches of a plan of several kernels, none of which ran before, are captured; the graph then runs two batches of
+// other lengths.
+func TestACapturedPlanRunsOtherContents(t *testing.T) {
+	scanner := open(t, 0)
+	device := scanner.Device()
+	first := newMixed(t, scanner, []int{1, 20, 3, 40, 1, 8, 9}, false)
+	if len(first.plan.Parts) < 2 {
+		t.Errorf("want a plan of several parts, have %+v", first.plan.Parts)
+	}
+	args, blob := first.place(t)
+	stream := newStream(t, device)
+	graph, err := device.Capture(stream, func() error { return scanner.Launch(stream, first.plan, args, blob) })
+	if err != nil {
+		t.Fatal(err)
+	}
+	y := make([]byte, 4)
+	if err := errors.Join(device.Synchronize(stream), device.Download(y, args.Y)); err != nil {
+		t.Fatal(err)
+	}
+	if value := math.Float32frombits(binary.LittleEndian.Uint32(y)); value == value {
+		t.Errorf("y after the capture: want NaN, as nothing ran, have %v", value)
+	}
+	for _, lengths := range [][]int{{1, 20, 3, 40, 1, 8, 9}, {33, 1, 2, 1, 90, 1, 1}} {
+		m := newMixed(t, scanner, lengths, false)
+		m.plan = first.plan
+		m.upload(t, args, blob)
+		if err := graph.Launch(stream); err != nil {
+			t.Fatal(err)
+		}
+		m.check(t, m.read(t, stream, args))
+	}
+	if err := graph.Close(); err != nil {
+		t.Error(err)
+	}
+}
+
+// The first launch of every kernel is within a capture.
+func TestEveryKernelIsCaptured(t *testing.T) {
+	scanner := open(t, 0)
+	for _, image := range scanner.Kernels() {
+		captured := ssmtest.Captured(scanner.Device(), scanner.Loaded(image.Row.ID))
+		t.Run(image.Row.ID, func(t *testing.T) { ssmtest.RunCases(t, captured, ssmtest.CasesOf(image.Row)[:2]...) })
+	}
+}
+
+func TestACaptureOfAnythingButLaunchesIsAnError(t *testing.T) {
+	device := open(t, 0).Device()
+	stream := newStream(t, device)
+	var driver *ssmscan.DriverError
+	graph, err := device.Capture(stream, func() error {
+		_, err := device.Alloc(1)
+		return err
+	})
+	if graph != nil || !errors.As(err, &driver) || driver.Op != "cuMemAlloc_v2" {
+		t.Errorf("memory taken during a capture: want a DriverError of cuMemAlloc_v2, have %v and %v", graph, err)
+	}
+	graph, err = device.Capture(stream, func() error { return nil })
+	if err != nil {
+		t.Fatalf("an empty capture after that: %v", err)
+	}
+	if err := errors.Join(graph.Launch(stream), device.Synchronize(stream), graph.Close()); err != nil {
+		t.Error(err)
 	}
 }
 

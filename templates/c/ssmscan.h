@@ -430,6 +430,7 @@ static struct {
 #define X(name, parameters) int(*name) parameters;
   SSM_DRIVER(X)
 #undef X
+  int (*cuFuncLoad)(void*);  // NULL before CUDA 12.4
 } ssm_driver;
 
 static inline int ssm_check(int code, const char* op, const char* kernel) {
@@ -460,6 +461,7 @@ static inline int ssm_open_driver(void) {
   if (ssm_driver.name == NULL) return ssm_fail("libcuda.so.1 has no %s: a newer driver is needed", #name);
   SSM_DRIVER(X)
 #undef X
+  *(void**)&ssm_driver.cuFuncLoad = dlsym(library, "cuFuncLoad");
   SSM_TRY(cuInit, 0);
   opened = 1;
   return 0;
@@ -572,6 +574,9 @@ static inline int ssm_load_kernel(ssm_library* library, const char* root, int k,
     if (image->dynamic_shared > 0)
       code = ssm_driver.cuFuncSetAttribute(*function, DYNAMIC_SHARED, image->dynamic_shared);
     if (ssm_check(code, "cuFuncSetAttribute", kernel->id)) return -1;
+    // A driver that can loads functions at their first launch else, which may be within a capture.
+    if (ssm_driver.cuFuncLoad != NULL) code = ssm_driver.cuFuncLoad(*function);
+    if (ssm_check(code, "cuFuncLoad", kernel->id)) return -1;
   }
   library->image[k] = number;
   return 0;

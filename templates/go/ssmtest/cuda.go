@@ -5,6 +5,7 @@ package ssmtest
 import (
 	"bytes"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"math"
 
@@ -47,6 +48,30 @@ func fill(args *ssmscan.ScanArgs, plan *ssmscan.KernelPlan, workspace uint64, by
 
 // Kernel is one loaded kernel. Every array lies between guard zones; a byte that changed outside the results is an error.
 func Kernel(device *ssmscan.Device, kernel *ssmscan.Kernel) Implementation {
+	return launched(device, kernel, func(launch func(uintptr) error) error {
+		return errors.Join(launch(0), device.Synchronize(0))
+	})
+}
+
+// Captured is Kernel through a graph: its launches are captured, and the graph is run.
+func Captured(device *ssmscan.Device, kernel *ssmscan.Kernel) Implementation {
+	return launched(device, kernel, func(launch func(uintptr) error) error {
+		stream, err := device.NewStream()
+		if err != nil {
+			return err
+		}
+		graph, err := device.Capture(stream, func() error { return launch(stream) })
+		if err == nil {
+			err = errors.Join(graph.Launch(stream), device.Synchronize(stream), graph.Close())
+		}
+		return errors.Join(err, device.DestroyStream(stream))
+	})
+}
+
+// launched is a kernel over arrays of its own; run launches it on a stream and waits.
+func launched(
+	device *ssmscan.Device, kernel *ssmscan.Kernel, run func(launch func(stream uintptr) error) error,
+) Implementation {
 	return func(p *Problem) (result *Result, err error) {
 		plan, err := planned(kernel, p)
 		if err != nil {
@@ -69,10 +94,7 @@ func Kernel(device *ssmscan.Device, kernel *ssmscan.Kernel) Implementation {
 			}
 		}
 		fill(args, plan, workspace, plan.WorkspaceBytes)
-		if err := kernel.Launch(0, plan, args); err != nil {
-			return nil, err
-		}
-		if err := device.Synchronize(0); err != nil {
+		if err := run(func(stream uintptr) error { return kernel.Launch(stream, plan, args) }); err != nil {
 			return nil, err
 		}
 		if result, err = memory.result(p); err == nil {
