@@ -27,8 +27,8 @@ from pathlib import Path
 from typing import Any
 
 from pyharness import figures, golden, gpus, manifest, package, readme_tables, toolchain
-from pyharness.errors import SsmError
-from pyharness.families import RecurrentSpec
+from pyharness.errors import SsmError, ToolchainError
+from pyharness.families import RecurrentSpec, SsdSpec, UpdateSpec
 from pyharness.select import Device, Features, choose
 from pyharness.spec import KernelSpec, parse_id
 from pyharness.workload import Point, Workload
@@ -62,7 +62,39 @@ def _point(name: str, io: str) -> Point:
     return Point(job, sequences, tokens, job == "decode", io=io)
 
 
+#: Kernels that the C example also runs by the launcher beside their source: one and two launches, decode.
+LAUNCHED = tuple(
+    spec.id
+    for spec in (
+        RecurrentSpec(d_state=16),
+        UpdateSpec(d_state=16),
+        SsdSpec(d_state=128, rows=16, warps=4, segments=8, precision="split"),
+    )
+)
+
 # Building.
+
+
+def launched(tree: Path, kernel: str, target: str = "sm_90") -> bytes:
+    """The C example of a package's tree that runs one kernel by its launcher and the CUDA runtime.
+
+    Raises:
+        ToolchainError: nvcc or cc refused it.
+    """
+    folder, flags = tree / "examples" / "c", toolchain.flags(parse_id(kernel).family)
+    host, source = [flag for flag in flags if "ptxas" not in flag], f"../../kernels/{kernel}.launch.cu"
+    nvcc, define = str(toolchain.find_compiler().nvcc), f"-DSSM_LAUNCHER=ssm_launch_{kernel}"
+    system = ("-lstdc++", "-ldl", "-lpthread", "-lrt", "-lm")
+    libraries = (f"-L{toolchain.cuda_library_dir()}", "-lcudart_static", *system)
+    commands = (
+        [nvcc, *host, f"-arch={target}", "-c", "-o", "launch.o", source],
+        ["cc", "-O2", "-I../../include", define, "-o", "launched", "scan.c", "launch.o", *libraries],
+    )
+    for command in commands:
+        done = subprocess.run(command, cwd=folder, text=True, capture_output=True, check=False)
+        if done.returncode:
+            raise ToolchainError(f"{' '.join(command)} was to succeed, ended with {done.returncode}:\n{done.stderr}")
+    return (folder / "launched").read_bytes()
 
 
 def build(folder: Path, arch: str = "sm_90,sm_90a", nvcc: str = "") -> list[Path]:
@@ -93,6 +125,7 @@ def build(folder: Path, arch: str = "sm_90,sm_90a", nvcc: str = "") -> list[Path
     command = ["cc", "-O2", "-I../../include", "-o", "scan", "scan.c", "-ldl", "-lm"]
     subprocess.run(command, cwd=tree / "examples" / "c", check=True)
     binaries["scan"] = (tree / "examples" / "c" / "scan").read_bytes()
+    binaries |= {f"launched-{kernel}": launched(tree, kernel) for kernel in LAUNCHED}
     # The C example reads images and vectors as a package has them.
     kept = {name: data for name, data in made.files.items() if name.startswith(("images/", "examples/c/vectors/"))}
     staged = golden.STAGE / "testdata"
@@ -163,10 +196,19 @@ def _c_example(
     name: str = "scan",
     options: Sequence[str] = (),
     environment: Mapping[str, str] | None = None,
+    program: str = "scan",
 ) -> dict[str, Any]:
     vectors = sorted(str(path.relative_to(folder)) for path in (folder / "examples/c/vectors").glob("*.flat"))
-    text = run(["./scan", *options, ".", *vectors], folder, out, name, environment)
+    text = run([f"./{program}", *options, ".", *vectors], folder, out, name, environment)
     return {"passed": len(re.findall(r"^ok ", text, re.MULTILINE))}
+
+
+def _launchers(folder: Path, out: Path) -> dict[str, Any]:
+    """The C example by launchers; each runs one vector at least."""
+    passed = [_c_example(folder, out, name, program=name)["passed"] for name in (f"launched-{k}" for k in LAUNCHED)]
+    if not all(passed):
+        raise SsmError(f"{', '.join(LAUNCHED)} were to run a golden vector each by their launchers, found {passed}")
+    return {"passed": sum(passed), "kernels": len(passed)}
 
 
 def _vet(folder: Path, out: Path, option: str, value: str) -> dict[str, Any]:
@@ -193,6 +235,7 @@ def prove(folder: Path, out: Path) -> dict[str, Any]:
         "golden": partial(_tests, folder, out, "ssmscan.test"),
         "engine": partial(_tests, folder, out, "example.test"),
         "c": partial(_c_example, folder, out),
+        "launchers": partial(_launchers, folder, out),
     }
     jobs |= {f"ssmvet {family}": partial(_vet, folder, out, "-family", family) for family in _FAMILIES}
     lanes = _older_lanes(folder)
@@ -478,6 +521,7 @@ def _checks_line(checks: Mapping[str, Mapping[str, Any]]) -> str:
         "golden": "launch tests with golden vectors",
         "engine": "tests of an engine",
         "c": "runs of the C example",
+        "launchers": "runs of it by `ssm_launch_<id>` and the CUDA runtime",
     }
     told = [f"{checks[name]['passed']} {text}" for name, text in names.items() if "passed" in checks.get(name, {})]
     vetted = {name.removeprefix("ssmvet "): one for name, one in checks.items() if name.startswith("ssmvet ")}
@@ -506,7 +550,7 @@ def _printed(out: Path) -> dict[str, str]:
         "devices": ("devices", "scan-devices"),
         "bench": ("bench",),
         "stack": ("stack",),
-        "c": ("scan",),
+        "c": ("scan", *(f"launched-{kernel}" for kernel in LAUNCHED)),
     }
     found = {}
     for name, files in names.items():

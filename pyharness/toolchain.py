@@ -207,6 +207,20 @@ def _find_compiler(asked: str | None) -> Compiler:
     return Compiler(program, match[0][1:], pinned=False)
 
 
+def cuda_library_dir() -> Path:
+    """The folder of the pinned CUDA runtime's libraries.
+
+    Raises:
+        ToolchainError: they are not installed.
+    """
+    folder = _pinned_root() / "lib"
+    if not (folder / "libcudart_static.a").is_file():
+        raise ToolchainError(
+            f"libcudart_static.a was wanted in {folder}, found none: install nvidia-cuda-runtime again"
+        )
+    return folder
+
+
 def cuda_include_dirs() -> list[Path]:
     """Folders with CUDA headers (cuda_bf16.h and so on, then CCCL), for any C++ compiler: those of the pinned compiler
     or, where it is not installed and NVCC names another, of the toolkit of that one.

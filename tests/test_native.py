@@ -120,6 +120,7 @@ def machine(folder: Path, devices: int = 2) -> Path:
         "ssmvet": '[ "$3" = ssd ] && echo "one image failed" && exit 1\n'
         'echo \'{"images": {"1": {"cases": 3}, "2": {"cases": 4}}}\' > "$5"',
     }
+    scripts |= {f"launched-{kernel}": scripts["scan"] for kernel in native.LAUNCHED}
     for name, text in scripts.items():
         (folder / name).write_text(f"#!/bin/sh\n{text}\n")
         (folder / name).chmod(0o755)
@@ -135,6 +136,7 @@ def test_proofs_are_counted_by_test_family_and_lane(tmp_path: Path, monkeypatch:
     found = native.prove(machine(tmp_path), tmp_path / "out")
     assert found["checks"]["golden"] == {"passed": 1, "skipped": 1}
     assert found["checks"]["c"] == {"passed": 1}
+    assert found["checks"]["launchers"] == {"passed": 3, "kernels": 3}
     assert found["checks"]["ssmvet update"] == {"passed": 2, "cases": 7}
     assert "one image failed" in found["checks"]["ssmvet ssd"]["failed"]
     assert found["lanes"].keys() == {"cuda12"}

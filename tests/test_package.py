@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import shutil
 import subprocess
 import zipfile
 from dataclasses import replace
@@ -13,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from pyharness import archive, go_module, grades, manifest, package, toolchain, verify
+from pyharness import archive, go_module, grades, manifest, native, package, toolchain, verify
 from pyharness.errors import ImageError, NoKernel, SsmError, ToolchainError
-from pyharness.families import RecurrentSpec
+from pyharness.families import RecurrentSpec, UpdateSpec
 
 #: A default kernel, a small one and the generic one: what the tests pack, for one target.
 SPECS = (RecurrentSpec(d_state=128), RecurrentSpec(d_state=16), RecurrentSpec(d_state=0, layout="generic"))
@@ -266,17 +265,16 @@ def test_a_stale_manifest_is_not_packed(tmp_path: Path, monkeypatch: pytest.Monk
     assert not (tmp_path / "dist").exists()
 
 
-def test_a_launcher_compiles_beside_its_source(made: package.Package, tmp_path: Path) -> None:
-    compiler = toolchain.find_compiler()
-    name = f"{SPECS[2].id}.launch.cu"
+def test_a_launcher_is_linked_with_the_runtime_into_the_c_example(made: package.Package, tmp_path: Path) -> None:
     tree = package.write_tree(made.files, tmp_path / "tree")
-    arguments = ["-std=c++17", "-fmad=false", "-arch=sm_90", "-ccbin=g++", "-allow-unsupported-compiler", "-c", name]
-    done = subprocess.run(
-        [compiler.nvcc, *arguments], cwd=tree / "kernels", text=True, capture_output=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    names = subprocess.run(
-        ["nm", f"{SPECS[2].id}.launch.o"], cwd=tree / "kernels", text=True, capture_output=True, check=True
-    )
-    assert f"T ssm_launch_{SPECS[2].id}" in names.stdout
-    assert shutil.which("nm")
+    program = tree / "launched"
+    program.write_bytes(native.launched(tree, SPECS[2].id))
+    program.chmod(0o755)
+    names = subprocess.run(["nm", program], text=True, capture_output=True, check=True).stdout
+    assert f" T ssm_launch_{SPECS[2].id}\n" in names
+    assert " cudaLaunchKernel\n" in names
+    done = subprocess.run([program], text=True, capture_output=True, check=False)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("usage: scan")
+    with pytest.raises(ToolchainError, match=r"launch\.cu was to succeed, ended with 1:"):
+        native.launched(tree, UpdateSpec(d_state=16).id)

@@ -6,10 +6,36 @@
 //
 //   cc -O2 -I../../include -o scan scan.c -ldl -lm
 //   ./scan [-devices N] ../.. vectors/*.flat
+//
+// An engine that runs nvcc anyway launches a kernel by the function beside its source; with this one and the CUDA runtime:
+//
+//   nvcc -std=c++17 -fmad=false -arch=sm_90 -c ../../kernels/ID.launch.cu
+//   cc -O2 -I../../include -DSSM_LAUNCHER=ssm_launch_ID -o launched scan.c ID.launch.o -lcudart_static -lstdc++ -ldl ...
 
 #include <math.h>
 
 #include "ssmscan.h"
+
+#ifdef SSM_LAUNCHER
+extern int SSM_LAUNCHER(const ScanArgs* args, void* stream);  // a cudaError_t
+
+#define SSM_TEXT(name) #name
+#define SSM_NAME(name) SSM_TEXT(name)
+
+static int wanted(const ssm_kernel* row) { return strcmp(SSM_NAME(SSM_LAUNCHER) + strlen("ssm_launch_"), row->id) == 0; }
+
+static int launch(const ssm_library* library, int kernel, const ssm_plan* plan, const ScanArgs* args) {
+  const int code = SSM_LAUNCHER(args, NULL);
+  (void)library, (void)kernel, (void)plan;
+  return code ? ssm_fail("%s gave cudaError_t %d", SSM_NAME(SSM_LAUNCHER), code) : 0;
+}
+#else
+static int wanted(const ssm_kernel* row) { return row != NULL; }
+
+static int launch(const ssm_library* library, int kernel, const ssm_plan* plan, const ScanArgs* args) {
+  return ssm_launch(library, kernel, plan, args, NULL);
+}
+#endif
 
 static void die(const char* what) {
   fprintf(stderr, "scan: %s: %s\n", what, ssm_error());
@@ -157,7 +183,7 @@ static double run(const ssm_library* library, const vector* v, int kernel) {
   args.y = y;
   args.workspace = workspace;
   args.workspace_bytes = plan.workspace_bytes;
-  if (ssm_launch(library, kernel, &plan, &args, NULL)) die("launch");
+  if (launch(library, kernel, &plan, &args)) die("launch");
 
   try_(ssm_driver.cuCtxPushCurrent_v2(library->device->context), "cuCtxPushCurrent");
   try_(ssm_driver.cuStreamSynchronize(NULL), "cuStreamSynchronize");
@@ -184,8 +210,8 @@ static int run_all(const ssm_library* library, const char* path) {
   if (ssm_select(library, &problem, 0, &choice)) die("select");
   for (int k = -1; k < 0 || ssm_package.kernels[k].id != NULL; k++) {
     const int kernel = k < 0 ? choice.kernel : k;
-    if (k == choice.kernel || !ssm_can_run(library, kernel, &problem)) continue;
     const ssm_kernel* row = &ssm_package.kernels[kernel];
+    if (k == choice.kernel || !ssm_can_run(library, kernel, &problem) || !wanted(row)) continue;
     const double worst = run(library, &v, kernel);
     printf("%s %s: %.3f of what is allowed, on device %d by %s (%s)%s\n", worst <= 1 ? "ok" : "WRONG", path, worst,
            library->device->device, row->id, row->images[library->image[kernel]].grade,
