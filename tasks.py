@@ -350,6 +350,7 @@ def tune(
         record = tuning.tune(family or None, named, again=again, ordinal=ordinal, track=Progress)
         _show(tuning.winners(record), json_)
     written = tuning.write_table()
+    tuning.write_page()
     _tell(f"generated/selection.json: {len(written.entries)} entries")
 
 
