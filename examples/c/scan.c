@@ -7,10 +7,12 @@
 //   cc -O2 -I../../include -o scan scan.c -ldl -lm
 //   ./scan [-devices N] ../.. vectors/*.flat
 //
-// An engine that runs nvcc anyway launches a kernel by the function beside its source; with this one and the CUDA runtime:
+// An engine that runs nvcc anyway launches a kernel by the function beside its source; with this one and the CUDA
+// runtime:
 //
 //   nvcc -std=c++17 -fmad=false -arch=sm_90 -c ../../kernels/ID.launch.cu
-//   cc -O2 -I../../include -DSSM_LAUNCHER=ssm_launch_ID -o launched scan.c ID.launch.o -lcudart_static -lstdc++ -ldl ...
+//   cc -O2 -I../../include -DSSM_LAUNCHER=ssm_launch_ID -o launched scan.c ID.launch.o -lcudart_static -lstdc++ -ldl
+//   ...
 
 #include <math.h>
 
@@ -22,7 +24,9 @@ extern int SSM_LAUNCHER(const ScanArgs* args, void* stream);  // a cudaError_t
 #define SSM_TEXT(name) #name
 #define SSM_NAME(name) SSM_TEXT(name)
 
-static int wanted(const ssm_kernel* row) { return strcmp(SSM_NAME(SSM_LAUNCHER) + strlen("ssm_launch_"), row->id) == 0; }
+static int wanted(const ssm_kernel* row) {
+  return strcmp(SSM_NAME(SSM_LAUNCHER) + strlen("ssm_launch_"), row->id) == 0;
+}
 
 static int launch(const ssm_library* library, int kernel, const ssm_plan* plan, const ScanArgs* args) {
   const int code = SSM_LAUNCHER(args, NULL);
