@@ -21,6 +21,7 @@ from pyharness import (
     golden,
     gpus,
     launch_cost,
+    logits_table,
     models_table,
     proof,
     readme_tables,
@@ -230,11 +231,11 @@ def bench(
     part = [point_named(name) for name in points.split(",") if name]
     chosen = suites.chosen(suite, family, part)
     if readme:
-        # Figures of whole models are an example's, not a suite's.
-        names = [one.stored for one in chosen] + ([] if suite or family else [models_table.SUITE])
-        changed = [name for name in names if figures.has(name) and readme_tables.write_readme(name)]
+        # Figures of whole models are the examples', not a suite's.
+        names = [one.stored for one in chosen] + ([] if suite or family else [models_table.SUITE, logits_table.SUITE])
+        changed = [name for name in names if figures.has(name) and readme_tables.write_page(name)]
         changed += ["plots"] if reports.write_readme_plots() else []
-        print(f"README.md changed: {', '.join(changed)}" if changed else "README.md is what is stored")
+        print(f"changed: {', '.join(changed)}" if changed else "README.md and docs/ are what is stored")
         selection.refresh()
         return
     share = regressions.percentage(fail_slower) if fail_slower else 0.0

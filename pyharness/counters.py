@@ -26,7 +26,7 @@ from pyharness import figures, gpus, measure, toolchain
 from pyharness.device import get
 from pyharness.errors import DeviceError, SsmError
 from pyharness.families import FAMILIES
-from pyharness.readme_tables import between
+from pyharness.markdown import between
 from pyharness.spec import parse_id
 from pyharness.workload import Point, Workload, point_named
 

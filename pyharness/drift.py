@@ -23,9 +23,10 @@ from numpy.typing import NDArray
 from pyharness import figures, gpus, toolchain
 from pyharness.compare import relative_norm
 from pyharness.families import UpdateSpec
+from pyharness.markdown import between
 from pyharness.oracle import oracle, quantised
 from pyharness.problem import DTYPES, ScanProblem
-from pyharness.readme_tables import README, between
+from pyharness.readme_tables import README
 from pyharness.scan import scan
 
 Float64 = NDArray[np.float64]

@@ -17,7 +17,6 @@ import re
 import statistics
 import subprocess
 import sys
-import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime, timezone
@@ -26,9 +25,10 @@ from itertools import cycle
 from pathlib import Path
 from typing import Any
 
-from pyharness import figures, golden, gpus, manifest, package, readme_tables, toolchain
+from pyharness import figures, golden, gpus, manifest, package, toolchain
 from pyharness.errors import SsmError
 from pyharness.families import RecurrentSpec, UpdateSpec
+from pyharness.markdown import between, wrapped
 from pyharness.select import Device, Features, choose
 from pyharness.spec import KernelSpec, parse_id
 from pyharness.workload import Point, Workload
@@ -358,7 +358,6 @@ def store(out: Path, parts: Mapping[str, Any]) -> Path:
 PAGE = toolchain.ROOT / "docs" / "embedding.md"
 #: Microseconds of CPU that a launch may add, milliseconds that opening a family may take, and Go's time over PyCUDA's.
 MOST_ADDED_US, MOST_OPENING_MS, MOST_RATIO = 3.0, 200.0, 1.02
-_WIDTH = 120
 
 
 def page_table(found: Mapping[str, Any]) -> str:
@@ -410,12 +409,10 @@ def _beside_table(rows: Sequence[Mapping[str, Any]]) -> str:
 def _stack_table(found: Mapping[str, Any]) -> str:
     rates = found["tokens_per_second"]
     shares = "; ".join(f"{one['percent']:.1f} % {one['phase']} `{one['kernel']}`" for one in found["shares"])
-    return textwrap.fill(
+    return wrapped(
         f"`examples/go`, a stack of 23 layers at the Nano geometry: prefill {rates['prefill']:.0f} tokens/s, decode "
         f"{rates['decode']:.0f} tokens/s of scan alone, rows against float64 {found['error']} allowed. Of its time: "
-        f"{shares}.",
-        _WIDTH,
-        break_on_hyphens=False,
+        f"{shares}."
     )
 
 
@@ -429,7 +426,7 @@ def _checks_line(checks: Mapping[str, Mapping[str, Any]], devices: int) -> str:
     vetted = {name.removeprefix("ssmvet "): one for name, one in checks.items() if name.startswith("ssmvet ")}
     told += [f"goroutines on {devices} devices at once"] if devices > 1 else []
     told += [f"{one['passed']} images of `{name}` by ssmvet" for name, one in vetted.items() if "passed" in one]
-    return textwrap.fill(f"Passed there: {', '.join(told)}.", _WIDTH, break_on_hyphens=False)
+    return wrapped(f"Passed there: {', '.join(told)}.")
 
 
 def refreshed(text: str, folder: Path = figures.BENCH) -> str:
@@ -439,7 +436,7 @@ def refreshed(text: str, folder: Path = figures.BENCH) -> str:
         SsmError: nothing is stored, or the page has not the markers.
     """
     tables = "\n\n".join(page_table(found) for found in figures.stored(SUITE, folder))
-    return readme_tables.between(text, SUITE, tables, PAGE.name)
+    return between(text, SUITE, tables, PAGE.name)
 
 
 #: Lines of what the binaries print that are kept: of tests their verdicts.

@@ -11,7 +11,7 @@ import pytest
 from pyharness import manifest
 from pyharness.errors import SsmError
 from pyharness.families import RecurrentSpec
-from pyharness.readme_tables import compile_time_sizes, goals, readme_table, sample_listing, write_readme
+from pyharness.readme_tables import compile_time_sizes, goals, readme_table, sample_listing, write_page
 from pyharness.toolchain import Compiler, Image, Usage
 
 TILED, PADDED = RecurrentSpec(d_state=128).id, RecurrentSpec(d_state=128, layout="padded").id
@@ -93,13 +93,13 @@ def test_the_readme_gets_what_is_stored_between_its_markers_and_nothing_else(
     readme.write_text(
         f"a\n<!-- bench:recurrent -->\nold\n<!-- /bench:recurrent -->\nb\n{listed}\nc\n", encoding="utf-8"
     )
-    assert write_readme("recurrent", readme, folder, rows)
+    assert write_page("recurrent", readme, folder, rows)
     text = readme.read_text(encoding="utf-8")
     assert text.startswith("a\n<!-- bench:recurrent -->\nNVIDIA H200")
     assert ".\n<!-- /bench:recurrent -->\nb\n<!-- listing -->\n```\nid " in text
     assert text.endswith("\n```\n<!-- /listing -->\nc\n")
     assert "\nold\n" not in text
-    assert not write_readme("recurrent", readme, folder, rows)
+    assert not write_page("recurrent", readme, folder, rows)
 
 
 def test_goals_stand_beside_what_is_reached(folder: Path) -> None:
@@ -205,6 +205,6 @@ def test_missing_markers_and_missing_figures_are_errors(folder: Path, tmp_path: 
     readme = tmp_path / "README.md"
     readme.write_text("no markers\n", encoding="utf-8")
     with pytest.raises(SsmError, match="<!-- bench:recurrent -->"):
-        write_readme("recurrent", readme, folder)
+        write_page("recurrent", readme, folder)
     with pytest.raises(SsmError, match="invoke bench"):
         readme_table("update", folder)

@@ -295,7 +295,7 @@ def test_whole_models_are_shown_where_there_are_figures(stored: report.Stored) -
     (section,) = (one for one in report.sections(found) if one.name == "models-nvidia-l4")
     (rows,) = ([[cell.text for cell in row] for row in item.content.rows] for item in section.items)  # type: ignore[union-attr]
     # 10 and two layers of 20: two scans of 5 are 20 %, and 4 tokens in 50 us are 80000 a second.
-    assert rows == [["decode 4 x 1", "ours", "k", "5.0", "20.0", "10.0", "50.0", "20.0 %", "80000"]]
+    assert rows == [["decode 4 x 1", "ours", "k", "5.0", "10", "20.0", "10.0", "50.0", "20.0 %", "80000"]]
 
 
 def test_earlier_figures_stand_beside_what_took_their_place(stored: report.Stored) -> None:

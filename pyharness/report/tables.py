@@ -185,10 +185,14 @@ def models(document: Mapping[str, Any]) -> Table:
         point = document["points"][row["point"]]
         job = "decode" if point["tokens"] == 1 else "prefill"
         step = f"{job} {point['sequences']} x {point['tokens']}"
-        times = [f"{row[name]:.1f}" for name in ("scan_us", "layer_us", "others_us", "total_us")]
+        times = [f"{row['scan_us']:.1f}", f"{row['scans_us']:.0f}"]
+        times += [f"{row[name]:.1f}" for name in ("layer_us", "others_us", "total_us")]
         share, rate = f"{100 * row['share']:.1f} %", f"{row['tokens_per_second']:.0f}"
         lines.append([Cell(step), Cell(row["scan"]), _kernel(row["kernel"]), *_cells([*times, share, rate])])
-    columns = _columns("step, scan, kernel, # scan, # layer, # all else, # stack, # scans' share, # tokens/s")
+    scans = f"{document['layers']['linear_attention']} scans"
+    columns = _columns(
+        f"step, scan, kernel, # 1 scan, # {scans}, # layer, # all else, # stack, # scans' share, # tokens/s"
+    )
     return Table("models", f"Microseconds of a scan, of its layer and of {document['model']}'s stack", columns, lines)
 
 
