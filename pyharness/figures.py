@@ -63,7 +63,7 @@ def is_peer(row: Mapping[str, Any]) -> bool:
 
 def dates(document: Mapping[str, Any], rows: Iterable[Mapping[str, Any]] | None = None) -> tuple[str, ...]:
     """On which days rows of a document were measured, by default all of them; ascending."""
-    found = {row.get("date", document["date"]) for row in (document["rows"] if rows is None else rows)}
+    found = {row.get("date", document["date"]) for row in (document.get("rows", ()) if rows is None else rows)}
     return tuple(sorted(found or {document["date"]}))
 
 

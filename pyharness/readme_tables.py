@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pyharness import logits_table, manifest, models_table, toolchain
+from pyharness import gaps, logits_table, manifest, models_table, toolchain
 from pyharness.figures import (
     BENCH,
     best_peer,
@@ -137,10 +137,11 @@ def decode_goals(document: Mapping[str, Any]) -> str:
 
 
 def _not_run(document: Mapping[str, Any]) -> list[str]:
-    """Why kernels that were timed nowhere were not."""
+    """Why kernels that were timed nowhere were not, and which points lack a time of ours or of a peer."""
     ran = {row["kernel"] for row in document["rows"] if "us" in row}
     missing = {row["kernel"]: row["failed"] for row in document["rows"] if "failed" in row and row["kernel"] not in ran}
-    return [wrapped(f"Not run at any point: {kernel}: {why}") for kernel, why in missing.items()]
+    lines = [f"Not run at any point: {kernel}: {why}" for kernel, why in missing.items()]
+    return [wrapped(line) for line in [*lines, *gaps.sentences(document)]]
 
 
 def _decode_cells(point: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -327,7 +328,7 @@ def _device_table(document: Mapping[str, Any]) -> str:
         parts.append(f"{heads} heads x {head_dim} head_dim x {d_state} d_state, {groups} groups, {io}, state {state}:")
         parts.append(_shape_table(document, io, sorted(names, reverse=True)))
     findings = [text for text in (goals(document), compile_time_sizes(document)) if text]
-    return "\n\n".join([*parts, *map(wrapped, findings)])
+    return "\n\n".join([*parts, *map(wrapped, findings), *_not_run(document)])
 
 
 def _shape_table(document: Mapping[str, Any], io: str, names: Sequence[str]) -> str:

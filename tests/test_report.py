@@ -12,10 +12,11 @@ from xml.etree import ElementTree
 
 import pytest
 
-from pyharness import figures, history, manifest, report
+from pyharness import figures, gaps, history, manifest, report
 from pyharness.errors import SsmError
 from pyharness.report import plots, svg, tables
 from pyharness.toolchain import ROOT
+from pyharness.workload import Point
 
 _VOID = {"meta", "link", "br", "hr", "img", "input"}
 
@@ -222,6 +223,16 @@ def test_a_peer_that_did_not_run_is_shown_with_its_reason(page: Node, stored: re
         assert shown == [row.get("failed", "") for row in document["rows"]]
 
 
+def test_points_that_lack_a_time_are_named(page: Node, stored: report.Stored) -> None:
+    for device, benches in stored.benches.items():
+        for suite in report.TITLES:
+            if suite in benches:
+                (section,) = page.all("section", id=f"time-{figures.device_slug(device)}-{suite}")
+                told = "".join(node.text for node in section.all("p"))
+                missing = gaps.unmeasured(benches[suite]) + list(gaps.without_peer(benches[suite]))
+                assert all(name in told for name in missing)
+
+
 def test_every_image_is_shown_with_its_proof(page: Node, stored: report.Stored) -> None:
     shown = {line.pop("kernel"): line for line in table(page, "proofs-by-image")}
     assert set(shown) == {row.id for row in stored.rows}
@@ -266,7 +277,7 @@ def test_several_devices_are_told_apart(stored: report.Stored) -> None:
 
 
 def test_calls_from_go_are_shown_where_there_are_figures(stored: report.Stored) -> None:
-    about = {"device": "NVIDIA L4", "driver": "580.1", "compiler": "13.0.88", "date": "2026-01-02"}
+    about = {"device": "NVIDIA L4", "driver": "580.1", "compiler": "13.0.88", "date": "2026-01-02", "suite": "native"}
     beside = [{"kernel": "ssd_a", "point": "prefill", "go_us": 101.5, "pycuda_us": 100.0, "ratio": 1.015}]
     launch = {"CUDASSMScanLaunch": {"ns/launch": 3500.0}}
     found = report.Stored(
@@ -282,6 +293,8 @@ def test_calls_from_go_are_shown_where_there_are_figures(stored: report.Stored) 
 def test_whole_models_are_shown_where_there_are_figures(stored: report.Stored) -> None:
     about = {"device": "NVIDIA L4", "driver": "580.1", "compiler": "13.0.88", "date": "2026-01-02", "model": "a model"}
     document = about | {
+        "suite": "models",
+        "protocol": "some calls",
         "torch": "2",
         "transformers": "5",
         "layers": {"linear_attention": 2},
@@ -324,6 +337,18 @@ def test_a_line_needs_points_that_differ_in_one_size_alone() -> None:
     (run,) = plots.lines_over({"points": points}, "sequences")
     assert [point.sequences for point in run] == [1, 8, 64]
     assert plots.lines_over({"points": points}, "tokens") == []
+
+
+def test_axes_count_what_the_points_have() -> None:
+    def run(varying: str, **sizes: int) -> list[Point]:
+        return [
+            Point("prefill", **({"sequences": 1, "tokens": 1, "resume": False} | sizes | {varying: n})) for n in (1, 2)
+        ]
+
+    assert plots._counted(run("tokens"), "tokens") == "tokens of one sequence"
+    assert plots._counted(run("tokens", sequences=8), "tokens") == "tokens of each of 8 sequences"
+    assert plots._counted(run("sequences"), "sequences") == "sequences of one token each"
+    assert plots._counted(run("sequences", tokens=1024), "sequences") == "sequences of 1024 tokens each"
 
 
 def test_labels_keep_their_distance_and_their_order() -> None:

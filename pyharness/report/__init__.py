@@ -14,7 +14,7 @@ from typing import Any
 
 import jinja2
 
-from pyharness import grades, history, launch_cost, manifest, models_table, replay, suites, toolchain
+from pyharness import gaps, grades, history, launch_cost, manifest, models_table, replay, suites, toolchain
 from pyharness.errors import SsmError
 from pyharness.figures import BENCH, dates, days, device_slug
 from pyharness.manifest import Row
@@ -126,15 +126,19 @@ def read() -> Stored:
     return Stored(manifest.read_all(), grades.stored(), benches, vetted, native, models)
 
 
-def source_of(documents: Sequence[Mapping[str, Any]], when: Iterable[str] = ()) -> Source:
-    """The source of benches of one device."""
+#: What a source says of software, by the names that documents have for it.
+_SOFTWARE = {"driver": "driver", "nvcc": "compiler", "torch": "torch", "transformers": "transformers"}
+
+
+def source_of(documents: Sequence[Mapping[str, Any]], when: Iterable[str] = (), protocol: str = "") -> Source:
+    """The source of figures of one device; `protocol` is that of documents that do not say theirs."""
     first = documents[0]
     found = sorted({*when} or {day for document in documents for day in dates(document)})
-    drivers = sorted({document["driver"] for document in documents})
-    compilers = sorted({document["compiler"] for document in documents})
-    where = f"{first['device']}, driver {', '.join(drivers)}, nvcc {', '.join(compilers)}, {days(found)}"
+    versions = {name: sorted({one[key] for one in documents if key in one}) for name, key in _SOFTWARE.items()}
+    software = [f"{name} {', '.join(seen)}" for name, seen in versions.items() if seen]
+    where = ", ".join([first["device"], *software, days(found)])
     files = tuple(f"generated/bench/{device_slug(first['device'])}/{document['suite']}.json" for document in documents)
-    return Source(where, files, "; ".join(dict.fromkeys(document["protocol"] for document in documents)))
+    return Source(where, files, "; ".join(dict.fromkeys(document.get("protocol", protocol) for document in documents)))
 
 
 def _plot(section: Section, plot: Plot | None, documents: Sequence[Mapping[str, Any]]) -> None:
@@ -167,7 +171,8 @@ def times(stored: Stored) -> list[Section]:
             if suite not in documents:
                 continue
             document = documents[suite]
-            section = Section(f"time-{device_slug(device)}-{suite}", f"{title}{stored.of(device)}", "")
+            missing = " ".join(gaps.sentences(document)).replace("`", "")
+            section = Section(f"time-{device_slug(device)}-{suite}", f"{title}{stored.of(device)}", missing)
             for varying in ("tokens", "sequences"):
                 for number, run in enumerate(plots.lines_over(document, varying)):
                     name = f"{suite}-{varying}-{number}"
@@ -285,10 +290,7 @@ def _models(stored: Stored) -> list[Section]:
             "mamba-ssm's. Experts and attention are PyTorch's: in another engine a scan's microseconds stay, its share "
             "does not.",
         )
-        where = f"{device}, driver {document['driver']}, nvcc {document['compiler']}, {document['date']}"
-        protocol = f"examples/share_of_scan.py, transformers {document['transformers']}, torch {document['torch']}"
-        file = f"generated/bench/{device_slug(device)}/{models_table.SUITE}.json"
-        section.add(tables.models(document), Source(where, (file,), protocol))
+        section.add(tables.models(document), source_of([document]))
         sections.append(section)
     return sections
 
@@ -298,9 +300,7 @@ def _native(stored: Stored) -> list[Section]:
     for document in stored.native:
         device = document["device"]
         section = Section(f"native-{device_slug(device)}", f"From Go{stored.of(device)}", "")
-        where = f"{device}, driver {document['driver']}, nvcc {document['compiler']}, {document['date']}"
-        file = f"generated/bench/{device_slug(device)}/native.json"
-        source = Source(where, (file,), "python -m pyharness.native time: binaries made elsewhere, data cold")
+        source = source_of([document], protocol="python -m pyharness.native time: binaries made elsewhere, data cold")
         section.add(tables.native_times(document), source)
         section.add(tables.native_benchmarks(document), source)
         sections.append(section)

@@ -85,31 +85,62 @@ def _mark(point: Point, row: Timed, x: float, y: float) -> Mark:
     return Mark(x, y, about, {"point": point.name, "kernel": row["kernel"], "us": us["median"]})
 
 
-def over(document: Document, run: Sequence[Point], varying: str, family: str, name: str) -> Plot | None:
-    """The time of a call over tokens or sequences: ours, `recurrent` where it stands beside, the best peer, ceiling."""
-    wanted: list[tuple[str, str, Callable[[Sequence[Timed]], Timed | None]]] = [
-        ("ours", "ours", lambda rows: fastest_of_ours(rows, family)),
-        ("best peer", "peer", best_peer),
-    ]
-    if family != "recurrent":
-        wanted.append(("recurrent", "third", lambda rows: fastest_of_ours(rows, "recurrent")))
-    at = {point: timed_at(document, point.name) for point in run}
+#: Chooses a timing of a point.
+Choice = Callable[[Sequence[Timed]], "Timed | None"]
+
+
+def _lines(
+    document: Document,
+    run: Sequence[Point],
+    varying: str,
+    choices: Iterable[tuple[str, str, Choice]],
+    height: Callable[[Timed], float],
+) -> tuple[list[Series], list[Timed]]:
+    """A line for each choice over the points of a run that have such a timing, and the timings in them.
+
+    Args:
+        choices: label, role of the colour, and what is chosen.
+        height: of a timing.
+    """
     series, used = [], []
-    for label, role, choose in wanted:
-        found = [(point, row) for point in run if (row := choose(at[point])) is not None]
+    for label, role, choose in choices:
+        found = [(point, row) for point in run if (row := choose(timed_at(document, point.name))) is not None]
         if found:
-            marks = [_mark(point, row, getattr(point, varying), row["us"]["median"]) for point, row in found]
+            marks = [_mark(point, row, getattr(point, varying), height(row)) for point, row in found]
             series.append(Series(label, role, marks))
             used += [row for _, row in found]
-    mine = [(point, row) for point in run if (row := fastest_of_ours(at[point], family)) is not None]
+    return series, used
+
+
+def _median(row: Timed) -> float:
+    return float(row["us"]["median"])
+
+
+def _counted(run: Sequence[Point], varying: str) -> str:
+    """What the axis of a run counts."""
+    sequences, tokens = run[0].sequences, run[0].tokens
+    if varying == "tokens":
+        return "tokens of one sequence" if sequences == 1 else f"tokens of each of {sequences} sequences"
+    return "sequences of one token each" if tokens == 1 else f"sequences of {tokens} tokens each"
+
+
+def over(document: Document, run: Sequence[Point], varying: str, family: str, name: str) -> Plot | None:
+    """The time of a call over tokens or sequences: ours, `recurrent` where it stands beside, the best peer, ceiling."""
+
+    def ours(rows: Sequence[Timed]) -> Timed | None:
+        return fastest_of_ours(rows, family)
+
+    choices: list[tuple[str, str, Choice]] = [("ours", "ours", ours), ("best peer", "peer", best_peer)]
+    if family != "recurrent":
+        choices.append(("recurrent", "third", lambda rows: fastest_of_ours(rows, "recurrent")))
+    series, used = _lines(document, run, varying, choices, _median)
+    mine = [(point, row) for point in run if (row := ours(timed_at(document, point.name))) is not None]
     if len(mine) < _LEAST:
         return None
     marks = [Mark(getattr(p, varying), _ceiling(row), f"ceiling {_ceiling(row):.2f} us") for p, row in mine]
     series.append(Series("ceiling", "roof", marks, dashed=True, shape="none"))
     times = [mark.y for one in series for mark in one.marks]
-    what = "tokens of one sequence" if varying == "tokens" else "sequences of one token each"
-    if varying == "tokens" and run[0].sequences > 1:
-        what = f"tokens of each of {run[0].sequences} sequences"
+    what = _counted(run, varying)
     x_axis = svg.powers(what, [getattr(point, varying) for point in run])
     title = f"{run[0].job.capitalize()} over {varying}: {shape(run[0])}"
     about = f"Microseconds of one call over {what}, {shape(run[0])}, by {', '.join(one.label for one in series)}."
@@ -120,21 +151,18 @@ def over(document: Document, run: Sequence[Point], varying: str, family: str, na
 
 def above_ceiling(document: Document, run: Sequence[Point], varying: str, family: str, name: str) -> Plot | None:
     """The time as a multiple of the ceiling: small differences that a logarithmic axis of times hides."""
-    choices = (("ours", "ours", lambda rows: fastest_of_ours(rows, family)), ("best peer", "peer", best_peer))
-    series, used = [], []
-    for label, role, choose in choices:
-        found = [(p, row) for p in run if (row := choose(timed_at(document, p.name))) is not None]
-        if found:
-            marks = [_mark(p, row, getattr(p, varying), row["us"]["median"] / _ceiling(row)) for p, row in found]
-            series.append(Series(label, role, marks))
-            used += [row for _, row in found]
+    choices: list[tuple[str, str, Choice]] = [
+        ("ours", "ours", lambda rows: fastest_of_ours(rows, family)),
+        ("best peer", "peer", best_peer),
+    ]
+    series, used = _lines(document, run, varying, choices, lambda row: _median(row) / _ceiling(row))
     if not series or len(series[0].marks) < _LEAST:
         return None
     highest = max(mark.y for one in series for mark in one.marks)
     lowest = min(1.0, *(mark.y for one in series for mark in one.marks))
     step = 0.1 if highest - lowest < 0.8 else 0.5 if highest - lowest < 4 else 1.0
     y_axis = svg.linear("multiple of the ceiling", lowest, highest, step)
-    what = "sequences of one token each" if varying == "sequences" else "tokens of one sequence"
+    what = _counted(run, varying)
     x_axis = svg.powers(what, [getattr(point, varying) for point in run])
     about = f"Time as a multiple of the ceiling over {what}, {shape(run[0])}."
     title = f"How far above the ceiling: {shape(run[0])}"
