@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from pyharness import figures, gpus, toolchain
 from pyharness.compare import relative_norm
+from pyharness.errors import exit_code
 from pyharness.families import UpdateSpec
 from pyharness.markdown import between
 from pyharness.oracle import oracle, quantised
@@ -241,4 +242,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(exit_code(main))

@@ -72,6 +72,16 @@ def days(found: Sequence[str]) -> str:
     return " to ".join(dict.fromkeys((found[0], found[-1])))
 
 
+def points(document: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
+    """The points of a document by name: those of one model together, by sequences and tokens."""
+
+    def place(item: tuple[str, Mapping[str, Any]]) -> tuple[Any, ...]:
+        sizes = ("job", "heads", "head_dim", "d_state", "groups", "io", "state", "sequences", "tokens")
+        return tuple(item[1][size] for size in sizes)
+
+    return sorted(document["points"].items(), key=place)
+
+
 def timed_at(document: Mapping[str, Any], point: str) -> list[Mapping[str, Any]]:
     """The rows of a point that have a time."""
     return [row for row in document["rows"] if row["point"] == point and "us" in row]

@@ -15,7 +15,7 @@ _SCANS = {"padded": "`padded`, before", "triton": "mamba-ssm", "ours": "ours"}
 
 
 def rows(document: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """A row a point and scan that was timed.
+    """A row a point and scan that was timed, prompts first.
 
     Each has point, scan and kernel; scan_us and layer_us, of one layer of Mamba-2; scans_us, of the scans of all such
     layers; others_us, of all that is no such layer; total_us, of the whole stack; share, of the scans in it, 0 to 1;
@@ -23,7 +23,9 @@ def rows(document: Mapping[str, Any]) -> list[dict[str, Any]]:
     """
     layers = document["layers"]
     found = []
-    for name, point in document["points"].items():
+    # Prompts first, then by how many sequences.
+    order = sorted(document["points"].items(), key=lambda item: (-item[1]["tokens"], item[1]["sequences"]))
+    for name, point in order:
         parts = {row["part"]: row["us"] for row in document["timings"] if row["point"] == name and "part" in row}
         others = sum(layers.get(part, 1) * us for part, us in parts.items())
         for row in document["timings"]:

@@ -16,6 +16,7 @@ from pyharness.figures import (
     fastest_of_ours,
     is_peer,
     ours_of,
+    points,
     state_mib,
     stored,
     timed_at,
@@ -77,7 +78,7 @@ def _decode_table(document: Mapping[str, Any]) -> str:
         "last."
     )
     lines = ["| " + " | ".join(head) + " |", "| --- |" + " ---: |" * 5 + " --- | ---: | ---: | --- |"]
-    for name, point in document["points"].items():
+    for name, point in points(document):
         lines.append("| " + " | ".join(_decode_cells(point, timed_at(document, name))) + " |")
     findings = [wrapped(goals_) for goals_ in [decode_goals(document)] if goals_]
     return "\n\n".join([wrapped(prose), "\n".join(lines), *findings, *_not_run(document)])
@@ -183,7 +184,7 @@ def _mamba1_table(document: Mapping[str, Any]) -> str:
     lines = ["| " + " | ".join(head) + " |", "| --- | --- | ---: | --- | ---: | --- | ---: |"]
     gains: dict[str, list[float]] = {"prefill": [], "decode": []}
     over: list[float] = []
-    for name, point in document["points"].items():
+    for name, point in points(document):
         rows = timed_at(document, name)
         ours = fastest(ours_of(rows))
         peer = best_peer(rows)
@@ -252,7 +253,7 @@ def _prefill_table(document: Mapping[str, Any]) -> str:
         "errors against the float64 oracle in relative norm, ours / the peer's."
     )
     lines = ["| " + " | ".join(head) + " |", "| --- | ---: | ---: | ---: | --- |" + " ---: |" * 5]
-    for name, point in document["points"].items():
+    for name, point in points(document):
         rows = timed_at(document, name)
         for precision in _PRECISIONS if point["io"] == "f32" else ("",):
             cells = _prefill_cells(point, rows, precision)

@@ -188,7 +188,7 @@ def test_marks_stand_where_the_axes_say(page: Node, name: str) -> None:
 def test_the_best_of_each_point_is_that_of_the_file(page: Node, stored: report.Stored) -> None:
     for document in documents(stored):
         shown = table(page, f"best-{document['suite']}")
-        for line, name in zip(shown, document["points"], strict=True):
+        for line, (name, _) in zip(shown, figures.points(document), strict=True):
             rows = [row for row in document["rows"] if row["point"] == name and "us" in row]
             ours = [row for row in rows if not row.get("peer") and "order" not in row and "tf32" not in row["kernel"]]
             peers = [row["us"]["median"] for row in rows if row.get("peer")]

@@ -9,7 +9,7 @@ from typing import Any
 
 from markupsafe import Markup
 
-from pyharness.figures import best_peer, dates, fastest_of_ours, timed_at
+from pyharness.figures import best_peer, dates, fastest_of_ours, is_peer, points, timed_at
 from pyharness.manifest import Row
 from pyharness.report import svg
 from pyharness.report.svg import Axis, Bar, Mark, Series
@@ -340,27 +340,36 @@ def _power(value: float) -> str:
 def errors(document: Document, title: str) -> Plot | None:
     """Relative error of y against the oracle at each point, ours and the best peer's; `title` names the suite."""
     bars: list[Bar] = []
-    values, used = [], []
-    for name, stored in document["points"].items():
+    used: list[Timed] = []
+    for name, stored in points(document):
         point, rows = point_of(stored), timed_at(document, name)
-        own = fastest_of_ours(rows)
-        for who, row, role in (("ours", own, "ours"), ("best peer", best_peer(rows), "peer")):
-            if row is None or not row.get("error_of_y"):
-                continue
+        own, *others = [row for row in (fastest_of_ours(rows), best_peer(rows)) if row and row.get("error_of_y")] or [
+            {}
+        ]
+        if not own or is_peer(own):
+            continue
+        marks = []
+        for row in (own, *others):
             value = row["error_of_y"]
-            values.append(value)
-            used.append(row)
             hint = f"{many(point)}, {shape(point)}: {row['kernel']}, y {value:.1e}"
-            data = {"point": name, "kernel": row["kernel"], "error": value}
-            bar = Bar(f"{_brief(point)}, {who}", Mark(value, 0, hint, data), role, f"{value:.1e}")
-            bars.append(bar)
-    if not values:
+            marks.append(Mark(value, 0, hint, {"point": name, "kernel": row["kernel"], "error": value}))
+        used += [own, *others]
+        text = " / ".join(f"{mark.x:.1e}" for mark in marks)
+        bars.append(Bar(_brief(point), marks[0], "ours", text, tuple((mark, "peer") for mark in marks[1:])))
+    if not bars:
         return None
+    values = [row["error_of_y"] for row in used]
     low, high = 10.0 ** math.floor(math.log10(min(values)) - 0.3), max(values) * 3
     ticks = tuple(10.0**power for power in range(round(math.log10(low)), 1) if 10.0**power <= high)
     x_axis = Axis("||y - oracle|| / ||oracle||", low, high, ticks, read=lambda value: f"{value:.0e}")
     drawing = svg.lollipops([("", bars)], x_axis, low, f"Relative error of y against the float64 oracle: {title}.")
-    return Plot(f"errors-{document['suite']}", title, drawing, "Shorter is better.", dates(document, used))
+    return Plot(
+        f"errors-{document['suite']}",
+        title,
+        drawing,
+        "Shorter is better. Filled: ours; a ring: the best peer's.",
+        dates(document, used),
+    )
 
 
 def worst_of_proofs(images: Sequence[tuple[str, str, float]]) -> Plot | None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pyharness import grades, models_table
-from pyharness.figures import best_peer, fastest_of_ours, is_peer, timed_at
+from pyharness.figures import best_peer, fastest_of_ours, is_peer, points, timed_at
 from pyharness.grades import Proofs
 from pyharness.manifest import Row
 from pyharness.occupancy import MULTIPROCESSORS, occupancy
@@ -123,7 +123,7 @@ def replays(place: str, rows: Sequence[Replayed]) -> Table:
 def best_by_point(document: Mapping[str, Any]) -> Table:
     """A line a point: the ceilings, our fastest kernel, the best peer, and their ratio."""
     lines = []
-    for name, stored in document["points"].items():
+    for name, stored in points(document):
         point, rows = point_of(stored), timed_at(document, name)
         ours, peer = fastest_of_ours(rows), best_peer(rows)
         cells = [Cell(f"{point.job} {many(point)}"), Cell(shape(point))]
@@ -217,7 +217,7 @@ def native_times(document: Mapping[str, Any]) -> Table | None:
 def native_benchmarks(document: Mapping[str, Any]) -> Table | None:
     """What the Go benchmarks report, as they name it."""
     lines = [
-        [Cell(name, "kernel"), Cell(f"{value:g}"), Cell(unit)]
+        [Cell(name, "kernel"), Cell(f"{value:.0f}" if value >= 1000 else f"{value:g}"), Cell(unit)]
         for name, values in sorted(document.get("benchmarks", {}).items())
         for unit, value in values.items()
     ]
