@@ -42,6 +42,7 @@ from pyharness import verify as verifying
 from pyharness import vet as vetting
 from pyharness.errors import SsmError
 from pyharness.listing import Progress, table
+from pyharness.report import pictures
 from pyharness.spec import Geometry
 from pyharness.workload import point_named
 
@@ -235,6 +236,7 @@ def bench(
         names = [one.stored for one in chosen] + ([] if suite or family else [models_table.SUITE, logits_table.SUITE])
         changed = [name for name in names if figures.has(name) and readme_tables.write_page(name)]
         changed += ["plots"] if reports.write_readme_plots() else []
+        changed += ["pictures"] if pictures.refresh(reports.page(), reports.DOCS) else []
         print(f"changed: {', '.join(changed)}" if changed else "README.md and docs/ are what is stored")
         selection.refresh()
         return
@@ -259,11 +261,18 @@ def bench(
         raise Exit(f"error: {len(slower)} timings got slower by more than {fail_slower}: {named}", code=1)
 
 
-@_command(help={"out": "where the page goes; default: dist/report.html"})
-def report(_c: Context, out: str = "") -> None:
+@_command(
+    help={
+        "out": "where the page goes; default: dist/report.html",
+        "shots": "also make the pictures of docs/ anew; needs Chromium",
+    }
+)
+def report(_c: Context, out: str = "", shots: bool = False) -> None:
     """Make one HTML page of what is stored: timings beside peers and ceilings, proofs, resources, sizes."""
-    written = reports.write(Path(out) if out else reports.PAGE)
-    print(written.relative_to(builder.ROOT) if written.is_relative_to(builder.ROOT) else written)
+    written = [reports.write(Path(out) if out else reports.PAGE)]
+    written += pictures.take(reports.page(), reports.DOCS) if shots else []
+    for path in written:
+        print(path.relative_to(builder.ROOT) if path.is_relative_to(builder.ROOT) else path)
 
 
 @_command(

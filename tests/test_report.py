@@ -7,14 +7,15 @@ import json
 import math
 import re
 from html.parser import HTMLParser
+from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
 import pytest
 
 from pyharness import figures, gaps, history, manifest, report
-from pyharness.errors import SsmError
-from pyharness.report import plots, svg, tables
+from pyharness.errors import SsmError, ToolchainError
+from pyharness.report import pictures, plots, svg, tables
 from pyharness.toolchain import ROOT
 from pyharness.workload import Point
 
@@ -399,6 +400,27 @@ def test_the_plots_of_the_readme_are_what_is_stored(stored: report.Stored) -> No
         assert "prefers-color-scheme: dark" in drawing
         assert "var(--ours)" in drawing
         assert re.findall(r"https?:[^\"]*", drawing) == ["http://www.w3.org/2000/svg"]
+
+
+def test_the_kept_pictures_are_of_their_screens_and_small() -> None:
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    total = 0
+    for name, screen in pictures.SCREENS.items():
+        data = (report.DOCS / name).read_bytes()
+        total += len(data)
+        # A WebP of the extended kind: 24 bits of width less 1, and of height.
+        assert (data[:4], data[8:16]) == (b"RIFF", b"WEBPVP8X")
+        size = [int.from_bytes(data[at : at + 3], "little") + 1 for at in (24, 27)]
+        assert size == [screen.width, screen.height]
+        assert f"(docs/{name})" in readme
+    assert total < 300_000
+
+
+def test_pictures_without_a_browser_are_an_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(ToolchainError, match="a browser for the pictures was wanted, found none of chromium"):
+        pictures.take("a page", tmp_path)
+    assert not pictures.refresh("a page", tmp_path)
 
 
 def test_stored_history_is_of_stored_devices() -> None:
