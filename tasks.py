@@ -123,6 +123,8 @@ def generate(
             print(f"left out: {what}: {why}")
         for folder in sorted({path.parent for path in made.sources.values()}):
             print(f"sources: {folder.relative_to(builder.ROOT)}/")
+        for folder in sorted({builder.image_path(image).parent for image in made.images}):
+            print(f"images: {folder.relative_to(builder.ROOT)}/")
     if made.spilled:
         raise Exit(f"error: left out because they spill: {', '.join(made.spilled)}", code=1)
 

@@ -71,9 +71,10 @@ def build(folder: Path, arch: str = "sm_90,sm_90a") -> list[Path]:
     """
     made = package.package(arch, dist=folder.with_name(folder.name + "-dist"))
     tree = package.write_tree(made.files, folder.with_name(folder.name + "-tree"))
+    stage = golden.stage_go(arch.split(",")[0], folder=folder.with_name(folder.name + "-stage"))
     binaries = {
         "ssmvet": next(path for path in made.paths if path.name == "ssmvet").read_bytes(),
-        "ssmscan.test": golden.build_go_test(golden.stage_go(arch.split(",")[0])).read_bytes(),
+        "ssmscan.test": golden.build_go_test(stage).read_bytes(),
     }
     example = tree / "examples" / "go"
     golden.run_go(["build", *package.VET_FLAGS, "-tags", "cuda", "-o", "stack", "."], example, cgo=True)
@@ -85,7 +86,7 @@ def build(folder: Path, arch: str = "sm_90,sm_90a") -> list[Path]:
     binaries["scan"] = (tree / "examples" / "c" / "scan").read_bytes()
     # The C example reads images and vectors as a package has them.
     kept = {name: data for name, data in made.files.items() if name.startswith(("images/", "examples/c/vectors/"))}
-    staged = golden.STAGE / "testdata"
+    staged = stage / "testdata"
     kept |= {f"testdata/{p.relative_to(staged)}": p.read_bytes() for p in staged.rglob("*") if p.is_file()}
     package.write_tree(kept | binaries, folder)
     for name in binaries:

@@ -191,6 +191,7 @@ PYTHON_COMMANDS = {
 #: The last line that each prints, or the test that runs what it does, by how it begins.
 PRINTS = {"-m pyharness.drift": r"i8 \+ stochastic +\S+e-02 +\S+e-01"}
 RUN_BY = {
+    "first.py": "test_docs.py::test_examples_print_what_they_are_for",
     "-m pyharness.vectors": "test_vectors.py::test_the_stored_vectors_are_what_python_makes_of_them",
     "-m pyharness.native build": "test_native.py::test_a_folder_for_a_gpu_machine_has_every_binary",
     "examples/share_of_scan.py": "gpu/test_torch.py::test_the_examples_run",
