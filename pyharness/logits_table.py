@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from pyharness.markdown import wrapped
@@ -35,10 +35,6 @@ def cells(rows: Mapping[tuple[str, str], Mapping[str, Any]]) -> list[str]:
     ]
 
 
-def _kernels(rows: Sequence[Mapping[str, Any]]) -> str:
-    return ", ".join(dict.fromkeys(f"`{one['kernel']}`" for row in rows for one in row["kernels"]))
-
-
 def table(document: Mapping[str, Any]) -> str:
     """The comparisons as Markdown, a line a model, with what they are of and which kernels ran."""
     prose = (
@@ -48,12 +44,12 @@ def table(document: Mapping[str, Any]) -> str:
         f"{document['steps']} tokens decoded after it."
     )
     lines = [f"| model, real widths | {' | '.join(COLUMNS.values())} |", "| --- |" + " ---: |" * len(COLUMNS)]
-    ran, missing = [], []
+    missing = []
     for rows in by_model(document).values():
         like = next(iter(rows.values()))["like"]
         lines.append(f"| {like} | {' | '.join(cells(rows))} |")
-        ran.append(f"{like}: {_kernels(list(rows.values()))}")
         missing += [f"{like}, {COLUMNS[key]}: {row['failed']}" for key, row in rows.items() if "failed" in row]
-    notes = [wrapped(f"Kernels of ours. {'; '.join(ran)}.")]
+    ran = dict.fromkeys(f"`{one['kernel']}`" for row in document["comparisons"] for one in row["kernels"])
+    notes = [wrapped(f"Kernels of ours that ran: {', '.join(ran)}.")]
     notes += [wrapped(f"Not run: {'; '.join(missing)}.")] if missing else []
     return "\n\n".join([wrapped(prose), "\n".join(lines), *notes])

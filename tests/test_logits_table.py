@@ -52,7 +52,7 @@ def test_a_line_a_model_and_what_did_not_run() -> None:
     assert "| Model two | - | 4.0e-02 / 5.0e-02 | - | - | - |" in lines
     text = " ".join(lines)
     assert "of a prompt of 30 tokens / of 8 tokens decoded after it." in text
-    assert "Kernels of ours. Model one: `a`, `b`, `c`, `d`; Model two: `e`." in text
+    assert "Kernels of ours that ran: `a`, `b`, `c`, `d`, `e`." in text
     assert text.endswith("Not run: Model two, bf16, mamba-ssm: mamba-ssm is not installed.")
 
 

@@ -202,14 +202,15 @@ def test_the_best_of_each_point_is_that_of_the_file(page: Node, stored: report.S
 def test_wins_and_losses_are_both_shown(page: Node, stored: report.Stored) -> None:
     (figure,) = page.all("figure", data_plot="ratio")
     shown = {mark.attributes["data-point"]: mark.attributes for mark in figure.all("circle")}
-    expected = {}
+    expected, fastest = {}, {}
     for document in documents(stored):
         for name in document["points"]:
             rows = [row for row in document["rows"] if row["point"] == name and "us" in row and "order" not in row]
             ours = [r["us"]["median"] for r in rows if not r.get("peer") and "tf32" not in r["kernel"]]
             peers = [r["us"]["median"] for r in rows if r.get("peer")]
-            if ours and peers:
-                expected[name] = min(peers) / min(ours)
+            # Two suites have a point in common: the family that is faster there is ours.
+            if ours and peers and min(ours) < fastest.get(name, math.inf):
+                fastest[name], expected[name] = min(ours), min(peers) / min(ours)
     assert {name: float(mark["data-x"]) for name, mark in shown.items()} == pytest.approx(expected, rel=1e-4)
     for name, ratio in expected.items():
         assert ("ours" in shown[name]["class"].split()) == (ratio >= 1), name
