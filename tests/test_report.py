@@ -235,6 +235,18 @@ def test_points_that_lack_a_time_are_named(page: Node, stored: report.Stored) ->
                 assert all(name in told for name in missing)
 
 
+def test_logits_are_those_of_the_file(page: Node, stored: report.Stored) -> None:
+    (document,) = stored.logits
+    shown = {line.pop("model"): line for line in table(page, "logits")}
+    for row in document["comparisons"]:
+        title = {"triton": "bf16, mamba-ssm", "split": "f32, ours, split", "none": "f32, without states"}.get(
+            row["scan"]
+        )
+        title = title or {"ours": f"{row['dtype']}, ours"}.get(row["scan"])
+        if title and "prefill" in row:
+            assert shown[row["like"]][title] == f"{row['prefill']:.1e} / {row['decode']:.1e}"
+
+
 def test_every_image_is_shown_with_its_proof(page: Node, stored: report.Stored) -> None:
     shown = {line.pop("kernel"): line for line in table(page, "proofs-by-image")}
     assert set(shown) == {row.id for row in stored.rows}

@@ -14,7 +14,18 @@ from typing import Any
 
 import jinja2
 
-from pyharness import gaps, grades, history, launch_cost, manifest, models_table, replay, suites, toolchain
+from pyharness import (
+    gaps,
+    grades,
+    history,
+    launch_cost,
+    logits_table,
+    manifest,
+    models_table,
+    replay,
+    suites,
+    toolchain,
+)
 from pyharness.errors import SsmError
 from pyharness.figures import BENCH, dates, days, device_slug
 from pyharness.manifest import Row
@@ -80,7 +91,7 @@ class Stored:
         benches: by device, its documents by the name of their suite.
         vetted: the documents of proofs, by file name.
         native: figures of calls from Go, a document a device.
-        models: figures of whole models, likewise.
+        models, logits: figures of whole models, likewise.
     """
 
     rows: list[Row]
@@ -89,6 +100,7 @@ class Stored:
     vetted: dict[str, dict[str, Any]]
     native: list[dict[str, Any]] = field(default_factory=list)
     models: list[dict[str, Any]] = field(default_factory=list)
+    logits: list[dict[str, Any]] = field(default_factory=list)
 
     def of(self, device: str) -> str:
         """What a title says of a device, where there are several."""
@@ -120,10 +132,11 @@ def read() -> Stored:
     if not benches:
         raise SsmError(f"figures were wanted in {_named(BENCH)}, found none: run invoke bench on a GPU")
     vetted = {path.name: _json(path) for path in sorted(grades.FOLDER.glob("*.json")) if path.name != grades.EMULATOR}
-    native, models = (
-        [_json(path) for path in sorted(BENCH.glob(f"*/{name}.json"))] for name in ("native", models_table.SUITE)
+    others = (
+        [_json(path) for path in sorted(BENCH.glob(f"*/{name}.json"))]
+        for name in ("native", models_table.SUITE, logits_table.SUITE)
     )
-    return Stored(manifest.read_all(), grades.stored(), benches, vetted, native, models)
+    return Stored(manifest.read_all(), grades.stored(), benches, vetted, *others)
 
 
 #: What a source says of software, by the names that documents have for it.
@@ -291,6 +304,8 @@ def _models(stored: Stored) -> list[Section]:
             "does not.",
         )
         section.add(tables.models(document), source_of([document]))
+        for compared in (one for one in stored.logits if one["device"] == device):
+            section.add(tables.logits(compared), source_of([compared]))
         sections.append(section)
     return sections
 

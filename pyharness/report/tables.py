@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pyharness import grades, models_table
+from pyharness import grades, logits_table, models_table
 from pyharness.figures import best_peer, fastest_of_ours, is_peer, points, timed_at
 from pyharness.grades import Proofs
 from pyharness.manifest import Row
@@ -194,6 +194,19 @@ def models(document: Mapping[str, Any]) -> Table:
         f"step, scan, kernel, # 1 scan, # {scans}, # layer, # all else, # stack, # scans' share, # tokens/s"
     )
     return Table("models", f"Microseconds of a scan, of its layer and of {document['model']}'s stack", columns, lines)
+
+
+def logits(document: Mapping[str, Any]) -> Table:
+    """How far logits are from those of PyTorch's own code in f32, by model and scan."""
+    columns = [("model", False), *((title.replace("`", ""), True) for title in logits_table.COLUMNS.values())]
+    lines = []
+    for rows in logits_table.by_model(document).values():
+        like = next(iter(rows.values()))["like"]
+        lines.append([Cell(like), *_cells(logits_table.cells(rows))])
+    caption = (
+        f"Logits: relative distance from PyTorch's in f32, prompt of {document['prompt']} / {document['steps']} decoded"
+    )
+    return Table("logits", caption, columns, lines)
 
 
 def native_times(document: Mapping[str, Any]) -> Table | None:
