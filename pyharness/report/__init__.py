@@ -38,7 +38,7 @@ PAGE = toolchain.ROOT / "dist" / "report.html"
 DOCS = toolchain.ROOT / "docs"
 #: How sections name suites, by the name of their file.
 TITLES = {
-    "recurrent": "Every layout, at the first kernel's two sizes",
+    "recurrent": "recurrent alone, at the first kernel's two sizes",
     "update": "Decode of Mamba-2",
     "ssd": "Prefill of Mamba-2",
     "selective": "Mamba-1",
