@@ -247,6 +247,23 @@ def test_logits_are_those_of_the_file(page: Node, stored: report.Stored) -> None
             assert shown[row["like"]][title] == f"{row['prefill']:.1e} / {row['decode']:.1e}"
 
 
+def test_gpu_tests_counters_and_drift_are_those_of_their_files(page: Node) -> None:
+    generated = ROOT / "generated"
+    for path in (generated / "tests").glob("*.json"):
+        document = json.loads(path.read_text(encoding="utf-8"))
+        shown = {line["file"]: line for line in table(page, "gpu-tests") if line["GPU"] == document["device"]}
+        assert {name: line["passed"] for name, line in shown.items()} == {
+            f"{name}.py": str(found["passed"]) for name, found in document["files"].items()
+        }
+    for path in (generated / "counters").glob("*.json"):
+        rows = json.loads(path.read_text(encoding="utf-8"))["rows"]
+        shown_rows = table(page, f"counters-{path.stem}")
+        assert [line["read, MB"] for line in shown_rows] == [f"{row['read'] / 1e6:.2f}" for row in rows]
+    stores = json.loads((generated / "drift" / "stores.json").read_text(encoding="utf-8"))["rows"]
+    wanted = [f"{row['y']:.1e}" for row in stores]
+    assert [line["y, only stores round"] for line in table(page, "drift")] == wanted
+
+
 def test_every_image_is_shown_with_its_proof(page: Node, stored: report.Stored) -> None:
     shown = {line.pop("kernel"): line for line in table(page, "proofs-by-image")}
     assert set(shown) == {row.id for row in stored.rows}

@@ -15,6 +15,8 @@ from typing import Any
 import jinja2
 
 from pyharness import (
+    counters,
+    drift,
     gaps,
     grades,
     history,
@@ -26,6 +28,7 @@ from pyharness import (
     suites,
     toolchain,
 )
+from pyharness import suite as testing
 from pyharness.errors import SsmError
 from pyharness.figures import BENCH, dates, days, device_slug
 from pyharness.manifest import Row
@@ -211,6 +214,14 @@ def _error_sections(stored: Stored) -> list[Section]:
             if suite in documents:
                 _plot(section, plots.errors(documents[suite], TITLES[suite]), [documents[suite]])
         sections.append(section)
+    files = sorted(drift.FOLDER.glob("*.json"))
+    abouts = [about for about in (_json(path)["about"] for path in files) if "device" in about]
+    if files and sections:
+        where = "; ".join(f"{about['device']}, driver {about['driver']}, {about['date']}" for about in abouts)
+        steps = "some decode steps of one sequence, against float64; python -m pyharness.drift --store"
+        source = Source(where or "no device", tuple(map(_named, files)), steps)
+        caption = "What storing a state costs over 1000 steps"
+        sections[0].add(tables.of_markdown("drift", caption, "\n" + drift.readme_table()), source)
     return [section for section in sections if section.items]
 
 
@@ -249,6 +260,13 @@ def _proofs(stored: Stored) -> Section:
         about = _json(path)["about"]
         where = ", ".join(str(about[name]) for name in ("device", "driver", "date") if name in about) or "the emulator"
         section.add(tables.replays(path.stem, replay.read(path)), Source(where, (_named(path),), "invoke peers"))
+    paths = sorted(testing.FOLDER.glob("*.json"))
+    if paths:
+        ran = [file for path in paths for file in _json(path)["files"].values()]
+        seen = (sorted({file[name] for file in ran}) for name in ("driver", "date"))
+        where = ", ".join([*(_json(path)["device"] for path in paths), *(", ".join(each) for each in seen)])
+        source = Source(where, tuple(map(_named, paths)), "invoke test --gpu --store, a file of tests a line")
+        section.add(tables.of_markdown("gpu-tests", "Tests on a GPU", "\n" + testing.gpu_table()), source)
     return section
 
 
@@ -274,6 +292,28 @@ def _sizes(stored: Stored) -> Section:
     section.add(plots.sizes(stored.rows), source)
     section.add(tables.image_sizes(stored.rows), source)
     return section
+
+
+def _counters() -> list[Section]:
+    sections = []
+    for path in sorted(counters.FOLDER.glob("*.json")):
+        document = _json(path)
+        device = document["about"]["device"]
+        section = Section(
+            f"counters-{device_slug(device)}",
+            "What counters say",
+            "Of one launch whose caches are empty: bytes that device memory moved; shares of what memory, issue slots, "
+            "places for warps and tensor cores can do; cycles that a warp waits between instructions.",
+        )
+        seen = days(sorted({row["date"] for row in document["rows"]}))
+        source = Source(
+            f"{device}, driver {document['about']['driver']}, {seen}",
+            (_named(path),),
+            "python -m pyharness.counters, under ncu",
+        )
+        section.add(tables.of_markdown(f"counters-{device_slug(device)}", device, counters.table(document)), source)
+        sections.append(section)
+    return sections
 
 
 def _launches(stored: Stored) -> list[Section]:
@@ -349,6 +389,7 @@ def sections(stored: Stored) -> list[Section]:
         *overview(stored),
         *times(stored),
         *_error_sections(stored),
+        *_counters(),
         *_launches(stored),
         *_models(stored),
         *_native(stored),

@@ -63,6 +63,15 @@ def _columns(text: str) -> list[tuple[str, bool]]:
     return [(title.removeprefix("#").strip(), title.startswith("#")) for title in titles]
 
 
+def of_markdown(name: str, caption: str, text: str) -> Table:
+    """The first table of a Markdown page, as a command writes it there."""
+    lines = [line for line in text.partition("\n| ")[2].partition("\n\n")[0].splitlines() if line]
+    head, rule, *rows = [[cell.strip() for cell in line.strip("| ").split("|")] for line in lines]
+    columns = [(title, mark.endswith(":")) for title, mark in zip(head, rule, strict=True)]
+    shown = [[_kernel(cell.strip("`")) if cell.startswith("`") else Cell(cell) for cell in row] for row in rows]
+    return Table(name, caption, columns, shown)
+
+
 def catalogue(rows: Sequence[Row]) -> Table:
     """A line a kernel: family, types, configuration, launches, images."""
     lines = []
