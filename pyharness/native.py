@@ -17,7 +17,6 @@ import re
 import statistics
 import subprocess
 import sys
-import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime, timezone
@@ -26,9 +25,10 @@ from itertools import cycle
 from pathlib import Path
 from typing import Any
 
-from pyharness import figures, golden, gpus, manifest, package, readme_tables, toolchain
+from pyharness import figures, golden, gpus, manifest, package, toolchain
 from pyharness.errors import SsmError, ToolchainError
 from pyharness.families import RecurrentSpec, SsdSpec, UpdateSpec
+from pyharness.markdown import between, wrapped
 from pyharness.select import Device, Features, choose
 from pyharness.spec import KernelSpec, parse_id
 from pyharness.workload import Point, Workload
@@ -109,13 +109,14 @@ def build(folder: Path, arch: str = "sm_90,sm_90a", nvcc: str = "") -> list[Path
     """
     made = package.package(arch, dist=folder.with_name(folder.name + "-dist"))
     tree = package.write_tree(made.files, folder.with_name(folder.name + "-tree"))
+    stage = golden.stage_go(arch.split(",")[0], folder=folder.with_name(folder.name + "-stage"))
     lanes = made
     if nvcc:
         dist = folder.with_name(folder.name + "-lanes-dist")
         lanes = package.package(arch, nvcc=nvcc, include_unproven=True, dist=dist)
     binaries = {
         "ssmvet": next(path for path in lanes.paths if path.name == "ssmvet").read_bytes(),
-        "ssmscan.test": golden.build_go_test(golden.stage_go(arch.split(",")[0])).read_bytes(),
+        "ssmscan.test": golden.build_go_test(stage).read_bytes(),
     }
     example = tree / "examples" / "go"
     golden.run_go(["build", *package.VET_FLAGS, "-tags", "cuda", "-o", "stack", "."], example, cgo=True)
@@ -128,7 +129,7 @@ def build(folder: Path, arch: str = "sm_90,sm_90a", nvcc: str = "") -> list[Path
     binaries |= {f"launched-{kernel}": launched(tree, kernel) for kernel in LAUNCHED}
     # The C example reads images and vectors as a package has them.
     kept = {name: data for name, data in made.files.items() if name.startswith(("images/", "examples/c/vectors/"))}
-    staged = golden.STAGE / "testdata"
+    staged = stage / "testdata"
     kept |= {f"testdata/{p.relative_to(staged)}": p.read_bytes() for p in staged.rglob("*") if p.is_file()}
     kept[_LANES] = lanes.files[_LANES]
     package.write_tree(kept | binaries, folder)
@@ -427,7 +428,6 @@ def store(out: Path, parts: Mapping[str, Any]) -> Path:
 PAGE = toolchain.ROOT / "docs" / "embedding.md"
 #: Microseconds of CPU that a launch may add, milliseconds that opening a family may take, and Go's time over PyCUDA's.
 MOST_ADDED_US, MOST_OPENING_MS, MOST_RATIO = 3.0, 200.0, 1.02
-_WIDTH = 120
 
 
 def page_table(found: Mapping[str, Any]) -> str:
@@ -482,31 +482,25 @@ def _beside_table(rows: Sequence[Mapping[str, Any]]) -> str:
 def _stack_table(found: Mapping[str, Any]) -> str:
     rates = found["tokens_per_second"]
     shares = "; ".join(f"{one['percent']:.1f} % {one['phase']} `{one['kernel']}`" for one in found["shares"])
-    return textwrap.fill(
+    return wrapped(
         f"`examples/go`, a stack of 23 layers at the Nano geometry: prefill {rates['prefill']:.0f} tokens/s, decode "
         f"{rates['decode']:.0f} tokens/s of scan alone, rows against float64 {found['error']} allowed. Of its time: "
-        f"{shares}.",
-        _WIDTH,
-        break_on_hyphens=False,
+        f"{shares}."
     )
 
 
 def _devices_line(found: Mapping[str, int]) -> str:
-    return textwrap.fill(
+    return wrapped(
         f"On {found['devices']} of these cards at once, in one process: {found['goroutines']} goroutines that each had "
         f"a launch in flight on both, {found['kernels']} kernels by their own cases with the same bits on both, and "
-        f"{found['c']} runs of the C example; all right.",
-        _WIDTH,
-        break_on_hyphens=False,
+        f"{found['c']} runs of the C example; all right."
     )
 
 
 def _lane_line(lane: str, found: Mapping[str, Any]) -> str:
-    return textwrap.fill(
+    return wrapped(
         f"Lane `{lane}`, made by nvcc {found['compiler']}: {found['passed']} images passed {found['cases']} cases of "
-        f"ssmvet there on {found['date']}.",
-        _WIDTH,
-        break_on_hyphens=False,
+        f"ssmvet there on {found['date']}."
     )
 
 
@@ -526,7 +520,7 @@ def _checks_line(checks: Mapping[str, Mapping[str, Any]]) -> str:
     told = [f"{checks[name]['passed']} {text}" for name, text in names.items() if "passed" in checks.get(name, {})]
     vetted = {name.removeprefix("ssmvet "): one for name, one in checks.items() if name.startswith("ssmvet ")}
     told += [f"{one['passed']} images of `{name}` by ssmvet" for name, one in vetted.items() if "passed" in one]
-    return textwrap.fill(f"Passed there: {', '.join(told)}.", _WIDTH, break_on_hyphens=False)
+    return wrapped(f"Passed there: {', '.join(told)}.")
 
 
 def refreshed(text: str, folder: Path = figures.BENCH) -> str:
@@ -536,7 +530,7 @@ def refreshed(text: str, folder: Path = figures.BENCH) -> str:
         SsmError: nothing is stored, or the page has not the markers.
     """
     tables = "\n\n".join(page_table(found) for found in figures.stored(SUITE, folder))
-    return readme_tables.between(text, SUITE, tables, PAGE.name)
+    return between(text, SUITE, tables, PAGE.name)
 
 
 #: Lines of what the binaries print that are kept: of tests their verdicts.

@@ -7,9 +7,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pyharness import grades, manifest, package, readme_tables, toolchain
+from pyharness import grades, manifest, package, toolchain
 from pyharness.catalogue import CATALOGUE
 from pyharness.errors import SsmError
+from pyharness.markdown import between
 from pyharness.spec import TARGETS, KernelSpec
 
 NAME = "package"
@@ -93,7 +94,7 @@ def refreshed(text: str, path: Path = PATH) -> str:
     Raises:
         SsmError: nothing is stored, or the page has not the markers.
     """
-    return readme_tables.between(text, NAME, page_table(read(path)), PAGE.name)
+    return between(text, NAME, page_table(read(path)), PAGE.name)
 
 
 def keep(made: package.Package, path: Path = PATH, page: Path = PAGE) -> None:

@@ -10,19 +10,19 @@ from __future__ import annotations
 
 import json
 import math
-import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from pyharness import gpus, manifest, measure, readme_tables, select, toolchain
+from pyharness import gpus, manifest, measure, select, toolchain
 from pyharness.build import Track, silent
 from pyharness.catalogue import CATALOGUE
 from pyharness.errors import DeviceError, NoKernel
 from pyharness.families.recurrent import RecurrentSpec
 from pyharness.figures import stored, stored_path
+from pyharness.markdown import between, wrapped
 from pyharness.select import Features
 from pyharness.spec import KernelSpec, parse_id
 from pyharness.workload import Point
@@ -275,7 +275,7 @@ def page_table(document: Mapping[str, Any]) -> str:
         f"microseconds of a call, and their multiple of the ceiling of the same run."
     )
     lines = [
-        textwrap.fill(title, 120),
+        wrapped(title),
         "",
         "| problem | fastest kernel | us | x ceiling | next | us |",
         "| --- | --- | ---: | ---: | --- | ---: |",
@@ -293,7 +293,7 @@ def refreshed(text: str, folder: Path = select.BENCHES) -> str:
         SsmError: nothing is stored, or the page has not the markers.
     """
     tables = "\n\n".join(page_table(document) for document in stored(SUITE, folder))
-    return readme_tables.between(text, SUITE, tables, PAGE.name)
+    return between(text, SUITE, tables, PAGE.name)
 
 
 def write_page(page: Path = PAGE, folder: Path = select.BENCHES) -> None:

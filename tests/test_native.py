@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 import json
+import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from pyharness import figures, manifest, native, select
+from pyharness import figures, manifest, native, package, select
 from pyharness.errors import SsmError
+from pyharness.families import RecurrentSpec
 
 BENCH = """goos: linux
 cpu: a CPU
@@ -28,6 +31,19 @@ rows of the last layer against float64: relative error 3.0e-06 of 3.3e-05
 DEVICE = {"suite": "native", "device": "A card", "driver": "580.1", "compiler": "13.0.88", "date": "2026-01-02"}
 CHECKS = {"golden": {"passed": 32, "skipped": 0}, "c": {"passed": 9}, "ssmvet ssd": {"passed": 15, "cases": 73}}
 BESIDE = [{"kernel": "ssd_a", "point": "prefill_1x4096", "go_us": 101.5, "pycuda_us": 100.0, "ratio": 1.015}]
+
+
+def test_a_folder_for_a_gpu_machine_has_every_binary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    few = functools.partial(package.package, catalogue=(RecurrentSpec(d_state=128),), include_unproven=True)
+    monkeypatch.setattr(package, "package", few)
+    # The standard library as the other tests have it, so that go compiles it once.
+    monkeypatch.setattr(package, "VET_FLAGS", ())
+    made = native.build(tmp_path / "gpu", "sm_90")
+    assert [path.name for path in made] == ["ssmvet", "ssmscan.test", "stack", "example.test", "scan"]
+    assert all(os.access(path, os.X_OK) and path.read_bytes()[:4] == b"\x7fELF" for path in made)
+    images = list((tmp_path / "gpu" / "images").rglob("*.cubin"))
+    assert [path.stem for path in images] == [RecurrentSpec(d_state=128).id]
+    assert list((tmp_path / "gpu" / "testdata").iterdir())
 
 
 def test_benchmarks_and_the_stack_are_read_as_they_print() -> None:
