@@ -34,15 +34,18 @@ BESIDE = [{"kernel": "ssd_a", "point": "prefill_1x4096", "go_us": 101.5, "pycuda
 
 
 def test_a_folder_for_a_gpu_machine_has_every_binary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    few = functools.partial(package.package, catalogue=(RecurrentSpec(d_state=128),), include_unproven=True)
+    spec = RecurrentSpec(d_state=128)
+    few = functools.partial(package.package, catalogue=(spec,), include_unproven=True)
     monkeypatch.setattr(package, "package", few)
+    monkeypatch.setattr(native, "LAUNCHED", (spec.id,))
     # The standard library as the other tests have it, so that go compiles it once.
     monkeypatch.setattr(package, "VET_FLAGS", ())
     made = native.build(tmp_path / "gpu", "sm_90")
-    assert [path.name for path in made] == ["ssmvet", "ssmscan.test", "stack", "example.test", "scan"]
+    names = ["ssmvet", "ssmscan.test", "stack", "example.test", "scan", f"launched-{spec.id}"]
+    assert [path.name for path in made] == names
     assert all(os.access(path, os.X_OK) and path.read_bytes()[:4] == b"\x7fELF" for path in made)
     images = list((tmp_path / "gpu" / "images").rglob("*.cubin"))
-    assert [path.stem for path in images] == [RecurrentSpec(d_state=128).id]
+    assert [path.stem for path in images] == [spec.id]
     assert list((tmp_path / "gpu" / "testdata").iterdir())
 
 
