@@ -83,8 +83,8 @@ class SelectiveSpec(KernelSpec):
         if self.decodes:
             # Fastest in blocks of one warp.
             self._default("lanes", whole)
-            self._default("warps", 1)
-            self._default("sequences", 4)
+            self._default("sequences", self.warps or 4)
+            self._default("warps", self.sequences)
         else:
             # A quad a lane: few registers, so that many warps take turns.
             self._default("lanes", whole)
@@ -106,6 +106,8 @@ class SelectiveSpec(KernelSpec):
             return f"lanes must be a power of two from 1 to 32, found {self.lanes}"
         if not 1 <= self.warps <= MAX_WARPS:
             return f"warps must be 1 to {MAX_WARPS}, found {self.warps}"
+        if self.decodes and (self.sequences < 1 or self.warps % self.sequences):
+            return f"each of a block's sequences wants warps of its own, found {self.warps} for {self.sequences}"
         if self.tile not in (1, 2, 4, 8) or self.tile * self._lanes_of_rows != self.rows * self.lanes:
             return (
                 f"a lane must own 1, 2, 4 or 8 channels: rows * lanes / {self._lanes_of_rows} is "
@@ -118,8 +120,6 @@ class SelectiveSpec(KernelSpec):
                 return f"a lane may own at most as many channels as lanes share them, {self.lanes}, found {self.tile}"
             if self.pieces > MAX_PIECES:
                 return f"a lane may own at most {MAX_PIECES} pieces of a channel, found {self.pieces}: use more lanes"
-            if not 1 <= self.sequences <= MAX_SEQUENCES:
-                return f"a block may serve 1 to {MAX_SEQUENCES} sequences, found {self.sequences}"
             return ""
         if self.sequences:
             return f"sequences of a block are chosen for decode, where chunk is 1, found chunk {self.chunk}"
@@ -151,7 +151,7 @@ class SelectiveSpec(KernelSpec):
     @property
     def _lanes_of_rows(self) -> int:
         """Threads among which the channels of a block are dealt out."""
-        return self.threads if self.decodes else 32
+        return self.threads // self.sequences if self.decodes else 32
 
     @property
     def tile(self) -> int:
@@ -184,7 +184,7 @@ class SelectiveSpec(KernelSpec):
         if self.decodes:
             # The state and A; the most warps for which nvcc spills nothing on any target.
             live = 2 * self.tile * self.slice
-            warps = 8 if live > 32 else 16 if DTYPE_BYTES[self.io] < 4 else 12
+            warps = 8 if live > 32 else 24
         else:
             # A quad of every token, A, the sums of the quads before, and what is fetched of B and C, in words.
             live = self.tile * (4 * self.chunk + self.slice + (self.quads - 1) * self.chunk)
@@ -198,10 +198,11 @@ class SelectiveSpec(KernelSpec):
 
     @property
     def shared_bytes(self) -> int:
-        """Of each warp that takes turns: B and C of one, the state that is handed to it, D and dt_bias."""
+        """Of each warp that takes turns: B and C of one, a state, D and dt_bias; and the state that they hand on."""
         if self.decodes:
             return 0
-        return 4 * self.warps * (2 * self.chunk * self.slice * self.lanes + 32 * self.tile * (self.slice + 2))
+        state = 32 * self.tile * self.slice
+        return 4 * (self.warps * (2 * self.chunk * self.slice * self.lanes + state + 2 * 32 * self.tile) + state)
 
     @property
     def grid_rule(self) -> dict[str, Any]:

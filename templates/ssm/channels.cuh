@@ -25,16 +25,11 @@ __device__ __forceinline__ ChannelRun find_channels(const ScanArgs& a, int chann
   return w;
 }
 
-// Zeros in the block's channels of y.
-__device__ __forceinline__ void clear_channels(const ScanArgs& a, const ChannelRun& w, int64_t begin, int64_t end,
-                                               int64_t step) {
+// Zeros in the run's channels of y, by so many threads.
+__device__ __forceinline__ void clear_channels(const ScanArgs& a, const ChannelRun& w, int thread, int threads,
+                                               int64_t begin, int64_t end, int64_t step) {
   Io* y = static_cast<Io*>(a.y) + w.first;
   for (int64_t t = begin; t < end; t += step) {
-    for (int c = threadIdx.x; c < w.valid; c += blockDim.x) y[t * a.y_stride + c] = from_f32<Io>(0.f);
+    for (int c = thread; c < w.valid; c += threads) y[t * a.y_stride + c] = from_f32<Io>(0.f);
   }
-}
-
-// The block's share of the tokens that belong to no sequence.
-__device__ __forceinline__ void clear_unused(const ScanArgs& a, const ChannelRun& w) {
-  clear_channels(a, w, first_unused_token(a) + static_cast<int64_t>(w.entry), a.tokens, w.step);
 }
