@@ -46,6 +46,7 @@ constexpr u16 kAccessible = 0x000f, kUninitialised = 0x00f0, kWritten = 0x0f00, 
 
 // ---- who touched a word last
 constexpr u32 kClockBits = 20, kClockMask = (1u << kClockBits) - 1;
+constexpr u32 kStampLaneBits = 6, kManyLanes = 32;  // a stamp's lane, and that several lanes read
 constexpr u32 kWriteAtomic = 1u << 30;                          // w_who: thread (10 bits) << 20 | clock
 constexpr u32 kManyWarps = 1u << 27, kManyBlocks = 1u << 28, kReadAtomic = 1u << 29;  // r_who: warp (5 bits) << 20 | clock
 constexpr u32 kSplit = 1, kInFlight = 2;
@@ -94,7 +95,7 @@ struct Hot {
   Cell* shared_byte_cells;
   u32 shared_bytes;
   u64* stamps;                // of the running warp: when it last read each word of shared memory
-  u64 stamp;                  // epoch << kClockBits | clock, now
+  u64 stamp;                  // epoch, lane, clock, now
   u64 word;                   // of shared memory that is being accessed, kNoWord: of global memory
   u32 epoch, block, block_first, launch_first;
   u32 lane_bit, w_who, r_who;

@@ -252,7 +252,7 @@ void load_clock() {
   const u32 clock = me.block->warps[me.warp].clock[me.lane];
   hot.w_who = me.thread << kClockBits | clock;
   hot.r_who = me.warp << kClockBits | clock;
-  hot.stamp = u64{me.block->epoch} << kClockBits | clock;
+  hot.stamp = (u64{me.block->epoch} << kStampLaneBits | me.lane) << kClockBits | clock;
 }
 
 u32 tick(Warp& w) {
@@ -297,15 +297,16 @@ bool ordered_before_me(u32 epoch, u32 block, u32 thread, u32 clock) {
   return covered(me.acquired, epoch, block, thread, clock) || covered(me.block->acquired, epoch, block, thread, clock);
 }
 
-// Whether all warps that read a word of shared memory in this epoch are heard of since. The running warp's own lanes are
-// not told apart: it has to have synchronised.
+// Whether all warps that read a word of shared memory in this epoch are heard of since. If several of the running warp's
+// own lanes read it, they are not told apart: the warp has to have synchronised.
 bool stamps_ordered_before_me(u64 word) {
   const Fiber& me = *machine->current;
   const Block& b = *me.block;
   const u64 words = machine->shared_bytes / 4 + 2;
   for (u32 v = 0; v < b.warps.size(); ++v) {
     const u64 stamp = b.stamps[v * words + word];
-    if (stamp >> kClockBits != b.epoch) continue;
+    if (stamp >> (kClockBits + kStampLaneBits) != b.epoch) continue;
+    if (v == me.warp && (stamp >> kClockBits & kManyLanes * 2 - 1) == me.lane) continue;
     const u32 clock = stamp & kClockMask, known = v == me.warp ? b.warps[v].clock[me.lane] : b.warps[me.warp].heard[v];
     if (clock >= known) return false;
   }
@@ -380,7 +381,12 @@ EMU_SLOW void touch_parts(Cell& c, Cell* bytes, u32 mask, u32 first, u32 atomic_
 template <bool Write, bool Shared>
 EMU_INLINE void touch(u64 word, u32 mask, u32 atomic_read, u32 atomic_write, uptr a, u32 n, void* pc) {
   Cell& c = (Shared ? hot.shared_cells : hot.cells)[word];
-  if (Shared && !Write) hot.stamps[word] = hot.stamp;
+  if (Shared && !Write) {
+    // In one epoch the lane of a stamp is that of all reads, or many's.
+    const u64 changed = hot.stamps[word] ^ hot.stamp;
+    const bool many = changed >> kClockBits != 0 && changed >> (kClockBits + kStampLaneBits) == 0;
+    hot.stamps[word] = many ? hot.stamp | u64{kManyLanes} << kClockBits : hot.stamp;
+  }
   if (Write) hot.word = Shared ? word : kNoWord;
   const u32 first = Shared ? hot.block_first : hot.launch_first;
   if (EMU_LIKELY(mask == 15 && c.flags == 0))
