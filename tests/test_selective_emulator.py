@@ -37,9 +37,9 @@ EXAMPLES = settings(SETTINGS, max_examples=15)
 #: Every type of io and every type of the state; the pair that models have, bf16 and f32, is that of the broken kernels.
 TYPES = (("f32", "f32"), ("bf16", "f16"), ("f16", "bf16"))
 EVERY_TYPE = pytest.mark.parametrize(("io", "state"), TYPES)
-#: A kernel for prefill, whose three warps take turns, and one for decode.
+#: A kernel for prefill, whose three warps take turns, and one for decode, whose two serve a sequence each.
 PREFILL: dict[str, int] = {"lanes": 4, "rows": 16, "warps": 3, "chunk": 4}
-DECODE: dict[str, int] = {"warps": 1, "chunk": 1}
+DECODE: dict[str, int] = {"warps": 2, "sequences": 4, "chunk": 1}
 BOTH = pytest.mark.parametrize("fields", [PREFILL, DECODE], ids=["prefill", "decode"])
 
 
@@ -174,7 +174,7 @@ def test_heads_of_more_than_one_row_are_refused() -> None:
         ({"d_state": 256, "lanes": 32, "rows": 1, "chunk": 16, "warps": 8}, "bytes of shared memory"),
         ({"d_state": 16, "warps": 17}, "warps must be 1 to 16"),
         ({"d_state": 16, "lanes": 1, "warps": 8}, "wait for 16 quads in all, found 8 warps of 4"),
-        ({"d_state": 16, "chunk": 1, "sequences": 65}, "may serve 1 to 64 sequences"),
+        ({"d_state": 16, "chunk": 1, "warps": 4, "sequences": 3}, "evenly, found 4 and 3"),
         ({"d_state": 16, "chunk": 32, "sequences": 2}, "where chunk is 1, found chunk 32"),
     ],
 )
@@ -186,7 +186,7 @@ def test_specs_that_cannot_exist_say_why(fields: dict[str, Any], reason: str) ->
 def test_the_grid_has_a_block_a_run_of_channels_of_a_group_and_a_share_of_the_sequences() -> None:
     prefill = SelectiveSpec(d_state=16, lanes=1, rows=64, warps=4, chunk=4)
     assert prefill.grid_rule == {"rule": "channels", "rows": 64, "sequences": 1}
-    decode = SelectiveSpec(d_state=16, lanes=4, rows=32, warps=1, chunk=1, sequences=4)
+    decode = SelectiveSpec(d_state=16, lanes=4, rows=32, warps=4, chunk=1, sequences=4)
     assert decode.grid_rule == {"rule": "channels", "rows": 32, "sequences": 4}
     for spec, sequences, heads, groups, grid in (
         (prefill, 3, 130, 1, 3 * 3),
@@ -294,10 +294,10 @@ def exercising(spec: SelectiveSpec) -> Iterator[ScanProblem]:
     types: dict[str, Any] = {"io": spec.io, "state": spec.state, "fresh": "mixed", "slots": "moved"}
     yield usual(31, (66, 16, 1), 2 * spec.rows, 16, **types)
     options = Options(per_column_a=True, z=True, checkpoints=2, gap=1, tail=3, key=spec.state != "f32", **types)
-    yield draw(32, Shape((1, 20, 9, 0), 86, 1, 16, 2), options)
+    yield draw(32, Shape((1, 20, 9, 0, 1), 86, 1, 16, 2), options)
     if spec.decodes:
-        # More sequences than the lists of a block hold at once, a few of them longer.
-        yield usual(36, (1,) * 20 + (3,) + (1,) * 20 + (0, 2), spec.rows, 16, **types)
+        # As many tokens as sequences, a few of them longer and as many empty.
+        yield usual(36, (1, 2, 0, 1, 1, 0, 3, 0, 1), spec.rows, 16, **types)
 
 
 #: What a line says, and what it says once broken.
@@ -309,27 +309,25 @@ BREAKS = (
     ("checkpoint", "if (slot >= 0 && slot < a.slots) {", "if (slot > 1000) {", BROKEN),
     ("slot of the final state", "at, state, write, i,", "at, state, a.write_slots[0], i,", BROKEN),
     ("unused rows", "  clear_unused(a, find_channels", "  (find_channels", BROKEN),
-    ("the state's next warp", "left == kTurn ? own :", "left == kTurn ? turns[0] :", BROKEN),
+    ("the state's next warp", "left == kTurn ? own.kept :", "left == kTurn ? handed :", BROKEN),
     ("turns of all sequences", "taken += n_turns", "taken += 1", BROKEN),
     ("a turn that nobody takes", "wait_for_turn(a, warp, i);  // a", "wake_next(warp, i);  // a", BROKEN),
     ("owner of a channel", "r * kOwners, kLanes", "0, kLanes", BROKEN_DECODE),
     (
         "slot of a longer sequence's final state",
-        "store_channels<kFast>(a, s, q.write,",
-        "store_channels<kFast>(a, s, 0,",
+        "store_channel<kFast>(a, row, s, final,",
+        "store_channel<kFast>(a, row, s, 0,",
         BROKEN_DECODE,
     ),
-    ("slot of a step's final state", "write * a.state_stride", "0 * a.state_stride", BROKEN_DECODE),
-    ("fresh step", "if (read >= 0 && column", "if (column", BROKEN_DECODE),
-    ("token of a draw", "a, s, slot, t - q.begin, at", "a, s, slot, 0, at", BROKEN_DECODE),
-    ("sequences of the next lists", "first += 32 * w.step", "first += 33 * w.step", BROKEN_DECODE),
-    ("longer sequences", "& ~steps", "& steps", BROKEN_DECODE),
-    (
-        "D",
-        "fmaf(constants.D, to_f32(step.token.x), out)",
-        "fmaf(constants.D, to_f32(step.token.z), out)",
-        BROKEN_DECODE,
-    ),
+    ("slot of a step's state", "in_slot + read * a.state_stride", "in_slot + 0 * a.state_stride", BROKEN_DECODE),
+    ("slot of a step's final state", "in_slot + final * a.state_stride", "in_slot + 0 * a.state_stride", BROKEN_DECODE),
+    ("fresh step", "(e[k].resume != 0) &", "", BROKEN_DECODE),
+    ("token of a draw", "a, row, s, slot, t - begin, at", "a, row, s, slot, 0, at", BROKEN_DECODE),
+    ("next items", "item += gridDim.x", "item += 2 * gridDim.x", BROKEN_DECODE),
+    ("first token of a step", "(e[k].begin == static_cast<int>(t[k])) &", "", BROKEN_DECODE),
+    ("tokens of a step", "(e[k].end == static_cast<int>(t[k]) + 1) &", "", BROKEN_DECODE),
+    ("D of a step", "fmaf(D, x, sum_quads(quads)) * open", "fmaf(x, x, sum_quads(quads)) * open", BROKEN_DECODE),
+    ("channels one after the other", "at.channel + r * kShares;\n    const bool", "at.channel;\n    const bool", BROKEN_DECODE),
 )
 
 
@@ -344,8 +342,9 @@ def test_a_broken_line_is_seen(what: str, line: str, broken: str, spec: Selectiv
     source = render(spec)
     assert line in source, what
     for problem in exercising(spec):
-        # As few blocks as there are runs of channels: each serves all sequences.
-        grid = spec.plan(replace(problem.geometry, sequences=1)).launches[0].grid[0]
+        # As few blocks as there are runs of channels: each serves all sequences. Of usual steps all: they are the first.
+        steps = spec.decodes and problem.geometry.tokens == problem.geometry.sequences
+        grid = spec.plan(problem.geometry if steps else replace(problem.geometry, sequences=1)).launches[0].grid[0]
         try:
             result = run_text(source.replace(line, broken), spec, problem, grid=grid)
         except EmulatorError:
@@ -361,7 +360,7 @@ ORDER = (
     ("  __syncwarp();  // the last turn's were read\n", {"race"}),
     ("  __syncwarp();  // this turn's are there\n", {"race", "uninitialised"}),
     ("    wait_for_turn(a, warp, i);\n    float4", {"race", "uninitialised", "deadlock"}),
-    ("    if (&next != &own) wake_next(warp, i);\n", {"deadlock"}),
+    ("    if (&to != &own.kept) wake_next(warp, i);\n", {"deadlock"}),
 )
 
 
@@ -400,8 +399,9 @@ def test_a_vector_access_off_its_alignment_is_found(line: str, broken: str, spec
 def test_an_output_that_is_not_stored_is_found(spec: SelectiveSpec) -> None:
     source = render(spec)
     prefill = r"store_channels\(static_cast<Io\*>\(a\.y\)[^;]*\n[^;]*How::kUsual\)"
-    store = re.compile(rf"^ *({prefill}|y\[t \* a\.y_stride\] = from_f32<Io>\(out\));$", re.MULTILINE)
-    assert len(store.findall(source)) == 1
+    decode = r"if \([^()]*\) (?:static_cast<Io\*>\(a\.y\)\[.*\]|\*y) = from_f32<Io>\(out\)"
+    store = re.compile(rf"^ *({prefill}|{decode});$", re.MULTILINE)
+    assert len(store.findall(source)) == 1 + spec.decodes
     with pytest.raises(EmulatorError) as caught:
         run_text(store.sub(";", source), spec, next(exercising(spec)))
     assert {(f.kind, f.buffer) for f in caught.value.findings} == {("unwritten", "y")}

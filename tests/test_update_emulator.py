@@ -325,21 +325,27 @@ BREAKS = (
     ("row that is stored", "row0 + at.own + t * a.y_stride : -1", "row0 + at.row + t * a.y_stride : -1", "f32"),
     ("D", "token.x.at(folded_index<kLanes, kCount>(at.lane))", "token.x.at(0)", "f32"),
     ("tokens of a chunk", "group, at, min(t + i, end - 1))", "group, at, t)", "f32"),
-    ("sum over lanes", "sum_lanes(rows[0], kLanes / kCount)", "rows[0]", "f32"),
+    ("sum over lanes", "sum_lanes(sums[q][0], kLanes / kCount)", "sums[q][0]", "f32"),
     ("lane of a step", "__shfl_sync(kWholeWarp, d_of_lane, turn + i)", "d_of_lane", "f32"),
     ("row scale", "largest = larger_magnitude(largest, __shfl_xor_sync(kWholeWarp, largest, bit));", "", "i8"),
     ("scale read", "decay * decays[r] : decay", "decay : decay", "i8"),
-    ("scale read once", "decays[r] = 1.f;\n        store_y", "decays[r] *= 1.f;\n        store_y", "i8"),
+    ("scale read once", "decays[r] = 1.f;\n        //", "decays[r] *= 1.f;\n        //", "i8"),
     ("state of an empty sequence", "s[r][n] *= decays[r];", ";", "i8"),
     ("rows that are not there", "kWholeRuns || r < valid_rows", "true", "f32"),
     ("token of a draw", "a, s, slot, t + i - begin, row0", "a, s, slot, 0, row0", "bf16"),
-    ("usual step: offsets", "(e.begin == t) & (e.end == t + 1) &", "", "f32"),
+    ("token that is stored", "t + own / kTogether", "t", "f32"),
+    ("row that is stored of several tokens", "at.row + own % kTogether;", "at.row;", "f32"),
+    ("tokens that are not there", "own_token < end && ", "", "f32"),
+    ("usual step: first token", "(e.begin == static_cast<int>(t)) &", "", "f32"),
+    ("usual step: tokens", "(e.end == static_cast<int>(t) + 1) &", "", "f32"),
+    ("usual step: pool", "const bool has_state = e.read >= 0 &&", "const bool has_state = true ||", "f32"),
+    ("usual step: slots", "in_slot + initial * a.state_stride", "in_slot + 0 * a.state_stride", "f32"),
     ("usual step: fresh state", "(e.resume != 0) &", "", "f32"),
     ("usual step: padding", "(e.read != a.pad_slot) &", "", "f32"),
     ("usual step: checkpoints", "!a.checkpoint_slots &", "", "f32"),
     ("usual step: draws", "!(kRounds && a.rounding_key)", "true", "bf16"),
-    ("usual step: slot of the final state", "in_slot, e.read, final);", "in_slot, e.read, e.read);", "f32"),
-    ("usual step: group", "row0, group_of(a, w.head), at, t)", "row0, w.head % a.groups, at, t)", "f32"),
+    ("usual step: slot of the final state", "in_slot + final * a.state_stride", "in_slot + initial * a.state_stride", "f32"),
+    ("usual step: group", "row0, short_group_of(a, w.head), at, t)", "row0, w.head % a.groups, at, t)", "f32"),
     ("usual step: scale read", "decay * scales[r] : decay", "decay * scales[0] : decay", "i8"),
     ("usual step: scale written", "final * a.state_scale_stride + row0", "initial * a.state_scale_stride + row0", "i8"),
     ("usual step: columns", "round_nearest(stored[r][i], q, s + i", "round_nearest(stored[r][i], q, s + 0 * i", "f32"),
@@ -358,11 +364,14 @@ def exercising(state: str) -> Iterator[tuple[ScanProblem, UpdateSpec]]:
         assert singles.read_slots is not None
         yield replace(singles, resume=np.array([1, 0, 1, 1, 0], np.uint8)), spec
         yield replace(singles, pad_slot=int(singles.read_slots[1])), spec
+        yield replace(singles, read_slots=np.where(np.arange(5) == 3, -1, singles.read_slots).astype(np.int32)), spec
+        # As many tokens as sequences, but not one each.
+        for options in (several, replace(one, key=state == "bf16")):
+            yield draw(36, Shape((1, 2, 0, 1, 0, 2), 6, head_dim, d_state, 2), options), spec
     # Several pieces a lane; sequences of several tokens that nothing but the offsets tells.
-    yield (
-        draw(33, Shape((1, 3, 1), 2, 8, 48), replace(one, key=state == "bf16")),
-        UpdateSpec(d_state=48, state=state, warps=1, lanes=2, rows=32, chunk=2),
-    )
+    spec = UpdateSpec(d_state=48, state=state, warps=1, lanes=2, rows=32, chunk=2)
+    yield draw(33, Shape((1, 3, 1), 2, 8, 48), replace(one, key=state == "bf16")), spec
+    yield draw(37, Shape((1, 1), 2, 8, 48), one), spec
 
 
 @pytest.mark.parametrize("state", ["f32", "bf16", "i8"])
@@ -402,8 +411,8 @@ def test_a_vector_access_off_its_alignment_is_found() -> None:
 def test_an_output_that_is_not_stored_is_found(state: str) -> None:
     problem, spec = next(exercising(state))
     source = render(spec)
-    store = re.compile(r"^ *if \(to\.at >= 0\) .* = from_f32<Io>\(out\);$", re.MULTILINE)
-    assert len(store.findall(source)) == 1
+    store = re.compile(r"^ *if \((?:to\.at >= 0|stores)\) .* = from_f32<Io>\(out\);$", re.MULTILINE)
+    assert len(store.findall(source)) == 2
     with pytest.raises(EmulatorError) as caught:
         run_text(store.sub(";", source), spec, problem)
     assert {(f.kind, f.buffer) for f in caught.value.findings} == {("unwritten", "y")}

@@ -106,8 +106,8 @@ class SelectiveSpec(KernelSpec):
             return f"lanes must be a power of two from 1 to 32, found {self.lanes}"
         if not 1 <= self.warps <= MAX_WARPS:
             return f"warps must be 1 to {MAX_WARPS}, found {self.warps}"
-        if self.decodes and (self.sequences < 1 or self.warps % self.sequences):
-            return f"each of a block's sequences wants warps of its own, found {self.warps} for {self.sequences}"
+        if self.decodes and (self.sequences < 1 or max(self.warps, self.sequences) % min(self.warps, self.sequences)):
+            return f"warps share out sequences, or sequences warps, evenly, found {self.warps} and {self.sequences}"
         if self.tile not in (1, 2, 4, 8) or self.tile * self._lanes_of_rows != self.rows * self.lanes:
             return (
                 f"a lane must own 1, 2, 4 or 8 channels: rows * lanes / {self._lanes_of_rows} is "
@@ -151,7 +151,7 @@ class SelectiveSpec(KernelSpec):
     @property
     def _lanes_of_rows(self) -> int:
         """Threads among which the channels of a block are dealt out."""
-        return self.threads // self.sequences if self.decodes else 32
+        return max(32, self.threads // self.sequences) if self.decodes else 32
 
     @property
     def tile(self) -> int:
@@ -183,8 +183,9 @@ class SelectiveSpec(KernelSpec):
         """Blocks whose registers must fit a multiprocessor."""
         if self.decodes:
             # The state and A; the most warps for which nvcc spills nothing on any target.
-            live = 2 * self.tile * self.slice
-            warps = 8 if live > 32 else 24
+            together = max(1, self.sequences // self.warps)
+            live = (1 + together) * self.tile * self.slice
+            warps = 8 if live > 80 else 16 if live > 48 else 20 if live > 32 else 32
         else:
             # A quad of every token, A, the sums of the quads before, and what is fetched of B and C, in words.
             live = self.tile * (4 * self.chunk + self.slice + (self.quads - 1) * self.chunk)
