@@ -320,14 +320,14 @@ BREAKS = (
         BROKEN_DECODE,
     ),
     ("slot of a step's state", "in_slot + read * a.state_stride", "in_slot + 0 * a.state_stride", BROKEN_DECODE),
-    ("slot of a step's final state", "in_slot + final * a.state_stride", "in_slot + 0 * a.state_stride", BROKEN_DECODE),
+    ("slot of a step's final state", "in_slot + final * a.", "in_slot + 0 * a.", BROKEN_DECODE),
     ("fresh step", "(e[k].resume != 0) &", "", BROKEN_DECODE),
     ("token of a draw", "a, row, s, slot, t - begin, at", "a, row, s, slot, 0, at", BROKEN_DECODE),
     ("next items", "item += gridDim.x", "item += 2 * gridDim.x", BROKEN_DECODE),
     ("first token of a step", "(e[k].begin == static_cast<int>(t[k])) &", "", BROKEN_DECODE),
     ("tokens of a step", "(e[k].end == static_cast<int>(t[k]) + 1) &", "", BROKEN_DECODE),
     ("D of a step", "fmaf(D, x, sum_quads(quads)) * open", "fmaf(x, x, sum_quads(quads)) * open", BROKEN_DECODE),
-    ("channels one after the other", "at.channel + r * kShares;\n    const bool", "at.channel;\n    const bool", BROKEN_DECODE),
+    ("channels in turn", "at.channel + r * kShares;\n    const bool", "at.channel;\n    const bool", BROKEN_DECODE),
 )
 
 
@@ -342,7 +342,7 @@ def test_a_broken_line_is_seen(what: str, line: str, broken: str, spec: Selectiv
     source = render(spec)
     assert line in source, what
     for problem in exercising(spec):
-        # As few blocks as there are runs of channels: each serves all sequences. Of usual steps all: they are the first.
+        # As few blocks as there are runs of channels: each serves all sequences. Usual steps are those of blocks' first.
         steps = spec.decodes and problem.geometry.tokens == problem.geometry.sequences
         grid = spec.plan(problem.geometry if steps else replace(problem.geometry, sequences=1)).launches[0].grid[0]
         try:

@@ -344,7 +344,7 @@ BREAKS = (
     ("usual step: padding", "(e.read != a.pad_slot) &", "", "f32"),
     ("usual step: checkpoints", "!a.checkpoint_slots &", "", "f32"),
     ("usual step: draws", "!(kRounds && a.rounding_key)", "true", "bf16"),
-    ("usual step: slot of the final state", "in_slot + final * a.state_stride", "in_slot + initial * a.state_stride", "f32"),
+    ("usual step: slot of the final state", "in_slot + final * a.", "in_slot + initial * a.", "f32"),
     ("usual step: group", "row0, short_group_of(a, w.head), at, t)", "row0, w.head % a.groups, at, t)", "f32"),
     ("usual step: scale read", "decay * scales[r] : decay", "decay * scales[0] : decay", "i8"),
     ("usual step: scale written", "final * a.state_scale_stride + row0", "initial * a.state_scale_stride + row0", "i8"),
