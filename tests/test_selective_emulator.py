@@ -297,7 +297,7 @@ def exercising(spec: SelectiveSpec) -> Iterator[ScanProblem]:
     yield draw(32, Shape((1, 20, 9, 0, 1), 86, 1, 16, 2), options)
     if spec.decodes:
         # As many tokens as sequences, a few of them longer and as many empty.
-        yield usual(36, (1, 2, 0, 1, 1, 0, 3, 0, 1), spec.rows, 16, **types)
+        yield usual(36, (1, 2, 0, 1, 1, 0, 3, 0, 1, 2, 0, 2, 0), spec.rows, 16, **types)
 
 
 #: What a line says, and what it says once broken.
@@ -342,7 +342,7 @@ def test_a_broken_line_is_seen(what: str, line: str, broken: str, spec: Selectiv
     source = render(spec)
     assert line in source, what
     for problem in exercising(spec):
-        # As few blocks as there are runs of channels: each serves all sequences. Usual steps are those of blocks' first.
+        # As few blocks as runs of channels: each serves all sequences. Usual steps are those of a block's first item.
         steps = spec.decodes and problem.geometry.tokens == problem.geometry.sequences
         grid = spec.plan(problem.geometry if steps else replace(problem.geometry, sequences=1)).launches[0].grid[0]
         try:
