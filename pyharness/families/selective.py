@@ -185,7 +185,7 @@ class SelectiveSpec(KernelSpec):
             # The state and A; the most warps for which nvcc spills nothing on any target.
             together = max(1, self.sequences // self.warps)
             live = (1 + together) * self.tile * self.slice
-            warps = 8 if live > 80 else 16 if live > 48 else 20 if live > 32 else 32
+            warps = 8 if live > 80 else 16 if live > 48 else 20 if live > 32 else 32 if DTYPE_BYTES[self.io] < 4 else 24
         else:
             # A quad of every token, A, the sums of the quads before, and what is fetched of B and C, in words.
             live = self.tile * (4 * self.chunk + self.slice + (self.quads - 1) * self.chunk)

@@ -147,7 +147,9 @@ class UpdateSpec(KernelSpec):
     @property
     def newer_blocks(self) -> int:
         """The same from sm_100 on, for which the compiler takes more registers."""
-        return self.blocks * 3 // 4 if self.row_tile * self.slice > 64 else self.blocks
+        if self.row_tile * self.slice > 64:
+            return self.blocks * 3 // 4
+        return self.blocks * 7 // 8 if self.blocks * self.warps == 32 else self.blocks
 
     @property
     def threads(self) -> int:
