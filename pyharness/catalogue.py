@@ -30,7 +30,7 @@ _UPDATE: tuple[KernelSpec, ...] = (
         for lanes, rows, warps in ((32, 4, 1), (32, 8, 2), (16, 8, 1), (16, 16, 2))
     ),
     # Drafts.
-    UpdateSpec(d_state=_MEASURED, head_dim=64, io="bf16", rows=4, warps=1, chunk=2),
+    UpdateSpec(d_state=_MEASURED, head_dim=64, io="bf16", lanes=16, rows=8, warps=1, chunk=4),
     UpdateSpec(d_state=_MEASURED, head_dim=64),
     UpdateSpec(d_state=_MEASURED, head_dim=80, io="bf16", rows=4, warps=1),
     UpdateSpec(d_state=64, head_dim=64, io="bf16", rows=8, warps=1),
@@ -48,8 +48,8 @@ _SELECTIVE: tuple[KernelSpec, ...] = (
     # More warps that take turns for few channels, fewer for many sequences.
     *(SelectiveSpec(d_state=_MAMBA1, io="bf16", warps=warps) for warps in (16, 4)),
     *(SelectiveSpec(d_state=_MAMBA1, io=io, chunk=1) for io in ("f32", "bf16", "f16")),
-    # Two sequences a block, for small batches.
-    SelectiveSpec(d_state=_MAMBA1, io="bf16", chunk=1, sequences=2),
+    # One sequence, the channels dealt out to four warps.
+    SelectiveSpec(d_state=_MAMBA1, io="bf16", rows=32, warps=4, chunk=1, sequences=1),
 )
 
 _SSD: tuple[KernelSpec, ...] = (

@@ -27,8 +27,6 @@ MAX_ELEMENTS = 64
 MAX_WARPS = 16
 MAX_TURN = 16
 MAX_PIECES = 16
-#: Most sequences that a decoding block serves.
-MAX_SEQUENCES = 64
 _ACCESS_BYTES = 16
 #: Barriers of a block that have a number.
 _BARRIERS = 16
@@ -55,7 +53,8 @@ class SelectiveSpec(KernelSpec):
         rows: channels of one block; it fixes the channels of a lane. Prefill: of each of its warps, which take turns.
         warps: warps of a block.
         chunk: of prefill, tokens of a warp's turn; 1: the kernel is made for decode.
-        sequences: of decode, sequences that a block serves; 0 for prefill, where a block serves one.
+        sequences: of decode, sequences that a block serves at once, dealt out to its warps; 0 for prefill, where a
+            block serves one.
 
     Raises:
         NoKernel: the combination cannot exist; the message gives the reason.
@@ -81,9 +80,9 @@ class SelectiveSpec(KernelSpec):
         columns = self.piece if self.decodes else 4
         whole = min(32, power_of_two_at_least(-(-self.d_state // columns)))
         if self.decodes:
-            # Fastest in blocks of one warp.
+            # A warp a sequence; A comes from the first-level cache for seven of eight.
             self._default("lanes", whole)
-            self._default("sequences", self.warps or 4)
+            self._default("sequences", self.warps or 8)
             self._default("warps", self.sequences)
         else:
             # A quad a lane: few registers, so that many warps take turns.

@@ -137,6 +137,8 @@ class UpdateSpec(KernelSpec):
             warps = (20 if specialised else 16) if elements <= 64 else 16
         elif DTYPE_BYTES[self.state] < 4:
             warps = (24 if specialised else 20) if elements <= 32 else 16
+        elif self.chunk > 2 and specialised and elements <= 32:
+            warps = 20
         elif self.chunk > 2 or elements + 2 * self.slice > 24:
             warps = 16
         else:
