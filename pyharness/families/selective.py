@@ -193,6 +193,11 @@ class SelectiveSpec(KernelSpec):
         return max(1, warps // self.warps)
 
     @property
+    def older_blocks(self) -> int:
+        """The same before sm_90, for which the compiler takes more registers (decode)."""
+        return max(1, self.blocks * 3 // 4) if self.blocks * self.warps == 32 else self.blocks
+
+    @property
     def threads(self) -> int:
         return 32 * self.warps
 
