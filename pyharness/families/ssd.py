@@ -211,6 +211,11 @@ class SsdSpec(KernelSpec):
         return 2 if self.parts == 1 and self._shared(2) <= _MOST_SHARED else 1
 
     @property
+    def gather_stages(self) -> int:
+        """The same in the first of two launches."""
+        return 3 if self.exact else self.stages
+
+    @property
     def together(self) -> int:
         """Tiles of 16 tokens whose y a warp sums at the same time."""
         state = self.rows * self.d_state // 32
@@ -277,7 +282,7 @@ class SsdSpec(KernelSpec):
         """Shared memory of a block of the first of two launches, which has no C and no y."""
         if not self.exact:
             return self.shared_bytes
-        return self._before_panels + 2 * self.stages * self.chunk * (self.d_state + self._columns_of_x)
+        return self._before_panels + 2 * self.gather_stages * self.chunk * (self.d_state + self._columns_of_x)
 
     @property
     def entries(self) -> tuple[tuple[str, int], ...]:
