@@ -31,6 +31,8 @@ MAX_SEGMENTS = 64
 OPERAND_ERROR = {"bf16": 2.0**-7, "f16": 2.0**-10, "tf32": 2.0**-9, "split": 2.0**-15}
 _STATE_REGISTERS = 128
 _MOST_SHARED = max(SHARED_LIMIT.values())
+#: By warps of a block on Hopper: the launched share, times all threads, is what the others take in sum.
+_REGISTERS = {12: (168, 232, 136)}
 _TILE = 16
 _GROUP_ROWS = 64
 #: Rows of a head whose y a warp group sums at once, at most, and those that a larger head is walked in.
@@ -195,6 +197,14 @@ class SsdSpec(KernelSpec):
     def parts(self) -> int:
         """Operands that one value is the sum of."""
         return 2 if self.precision == "split" else 1
+
+    @property
+    def registers(self) -> tuple[int, int, int] | None:
+        """Registers of a thread as launched, where it carries a state, and where it writes y; None: the same for all.
+
+        A state of more than 128 columns takes 128 registers and more, which leaves too few of an even share.
+        """
+        return _REGISTERS.get(self.warps) if self.exact and self.d_state > 2 * _GROUP_ROWS else None
 
     @property
     def heads(self) -> int:
