@@ -44,20 +44,21 @@ _WORD_BYTES = 4
 def segments_plan(rule: Mapping[str, Any], kernel: Launchable, geometry: Geometry) -> Plan:
     """The rule "segments": sequences are cut in `segments` of whole chunks, a block has one and a run of heads.
 
-    A run is `heads` heads of one group, where they are named of `parts_of_head` parts each that count as heads. With several segments the entry that ends in `_gather` comes first, on all
-    segments but one, with `gather_shared` bytes of shared memory where they are named, and stores what the states
-    become over each segment; then `_walk` runs all of them. The workspace is `state_bytes` for each head of each
-    segment that the tokens can fill.
+    A run is `heads` heads of one group, or of parts of heads where each has `parts_of_head`. With several segments the
+    entry that ends in `_gather` comes first, on all segments but one, each cut again in `gather_cuts` where they are
+    named, with `gather_shared` bytes of shared memory where they are named, and stores what the states become over
+    each; then `_walk` runs all segments. The workspace is `state_bytes` for each head of each cut that the tokens can
+    fill.
     """
-    segments, chunk = rule["segments"], rule["chunk"]
-    heads = replace(geometry, heads=geometry.heads * rule.get("parts_of_head", 1))
-    blocks = max(geometry.sequences, 1) * head_runs(heads, rule["heads"])
+    segments, chunk, cuts = rule["segments"], rule["chunk"], rule.get("gather_cuts", 1)
+    walked = replace(geometry, heads=geometry.heads * rule.get("parts_of_head", 1))
+    blocks = max(geometry.sequences, 1) * head_runs(walked, rule["heads"])
     by_name = {entry.rpartition("_")[2]: entry for entry in kernel.entries}
     steps = [("walk", segments, kernel.shared_bytes)]
     kept = 0
     if segments > 1:
-        steps.insert(0, ("gather", segments - 1, rule.get("gather_shared") or kernel.shared_bytes))
-        kept = min(geometry.sequences * segments, geometry.tokens // chunk + geometry.sequences)
+        steps.insert(0, ("gather", (segments - 1) * cuts, rule.get("gather_shared") or kernel.shared_bytes))
+        kept = min(geometry.sequences * segments * cuts, geometry.tokens // chunk + geometry.sequences)
     launches = tuple(
         Launch(by_name[name], (min(blocks * count, MAX_GRID_X), 1, 1), (kernel.threads, 1, 1), shared)
         for name, count, shared in steps
@@ -221,6 +222,11 @@ class SsdSpec(KernelSpec):
         return 2 if self.parts == 1 and self._shared(2) <= _MOST_SHARED else 1
 
     @property
+    def gather_cuts(self) -> int:
+        """Cuts of a segment that the first of two launches walks at once: a block of half a head leaves few blocks."""
+        return 2 if self.segments > 1 and self.registers else 1
+
+    @property
     def gather_stages(self) -> int:
         """The same in the first of two launches."""
         return 3 if self.exact else self.stages
@@ -298,14 +304,15 @@ class SsdSpec(KernelSpec):
     def entries(self) -> tuple[tuple[str, int], ...]:
         """The launches in order: entry, and the segments of a sequence that it walks."""
         walk = (("walk", self.segments),)
-        return (("gather", self.segments - 1), *walk) if self.segments > 1 else walk
+        return (("gather", (self.segments - 1) * self.gather_cuts), *walk) if self.segments > 1 else walk
 
     @property
     def grid_rule(self) -> dict[str, Any]:
         return {
             "rule": "segments",
             "heads": self.heads,
-            "parts_of_head": self.parts_of_head,
+            **({"parts_of_head": self.parts_of_head} if self.parts_of_head > 1 else {}),
+            **({"gather_cuts": self.gather_cuts} if self.gather_cuts > 1 else {}),
             "chunk": self.chunk,
             "segments": self.segments,
             "state_bytes": self.state_bytes,
