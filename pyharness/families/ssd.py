@@ -222,6 +222,11 @@ class SsdSpec(KernelSpec):
         return 2 if self.parts == 1 and self._shared(2) <= _MOST_SHARED else 1
 
     @property
+    def own_places(self) -> bool:
+        """Whether each of several warp groups that write y has one place for chunks, too few to bring one ahead."""
+        return bool(self.exact) and self.stages == (self.warps - self.carriers) // 4
+
+    @property
     def gather_cuts(self) -> int:
         """Cuts of a segment that the first of two launches walks at once: a block of half a head leaves few blocks."""
         return 2 if self.segments > 1 and self.registers else 1
