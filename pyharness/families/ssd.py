@@ -138,7 +138,8 @@ class SsdSpec(KernelSpec):
             return f"a warp holds at most 4096 state elements, found {self.rows} rows of {self.d_state}"
         each = 4 if self.exact else self.head_dim // self.rows
         if not 1 <= self.warps <= 16 or self.warps % each:
-            return f"warps must be 1 to 16, a multiple of {'4' if self.exact else f'the {each} of a head'}, found {self.warps}"
+            of = "a warp group" if self.exact else "a head"
+            return f"warps must be 1 to 16, a multiple of the {each} of {of}, found {self.warps}"
         if self.chunk not in CHUNKS:
             return f"chunk must be one of {', '.join(map(str, CHUNKS))} tokens, found {self.chunk}"
         pieces = self.d_state * DTYPE_BYTES[self.io] // 16
@@ -168,14 +169,16 @@ class SsdSpec(KernelSpec):
             wanted = ", ".join(map(str, _PART_ROWS))
             return f"sm_90a takes a head_dim up to {_MOST_ROWS} or a multiple of {wanted}, found {self.head_dim}"
         if self.warps < 8 or self.carriers * self.rows < self.part_rows:
-            return f"sm_90a takes {self._default_warps()} warps or more for head_dim {self.head_dim}, found {self.warps}"
+            return (
+                f"sm_90a takes {self._default_warps()} warps or more for head_dim {self.head_dim}, found {self.warps}"
+            )
         if self.d_state > 2 * _GROUP_ROWS and self.warps > 12:
             return f"a state of {self.d_state} columns fits the registers of 12 warps, found {self.warps}"
         return ""
 
     @property
     def part_rows(self) -> int:
-        """Rows of a head that are walked like a head of their own: all but of a large head; 0 if there is no such part."""
+        """Rows that are walked like a head of their own: all, or a part of a large one; 0 if it has no such part."""
         if not self.exact or self.head_dim <= _MOST_ROWS:
             return self.head_dim
         return next((rows for rows in _PART_ROWS if self.head_dim % rows == 0), 0)

@@ -129,8 +129,8 @@ static inline int ssm_segments_launch(ssm_plan* plan, int32_t entry, int64_t blo
 }
 
 // The rule "segments": sequences are cut in `segments` of whole chunks, a block a (sequence, segment, run of `heads`
-// heads of one group, or of parts of heads where each has `parts_of_head`). With several segments the entry that ends in
-// _gather comes first, on all segments but one, each cut again in `gather_cuts` where they are named, with
+// heads of one group, or of parts of heads where each has `parts_of_head`). With several segments the entry that ends
+// in _gather comes first, on all segments but one, each cut again in `gather_cuts` where they are named, with
 // `gather_shared` bytes of shared memory where they are named, and stores what the states become over each; then _walk
 // runs all segments. Entries are in alphabetical order, so with two entries 0 is _gather and 1 is _walk. The workspace
 // is `state_bytes` for each head of each cut that the tokens can fill.
