@@ -280,18 +280,12 @@ class SsdSpec(KernelSpec):
         decays = (3 if self.exact else 2) * self.heads * (5 * self.chunk + self.chunk // _TILE) * _WORD_BYTES
         return decays + (self.carriers * 3 + 15) * _WORD_BYTES
 
-    def _panel_bytes(self, stages: int, row_columns: int = 32) -> int:
+    def _panel_bytes(self, stages: int) -> int:
         """Shared memory where warp groups multiply: tokens of each stage, states, and rows of y, in 16 bits."""
         tokens = stages * self.chunk * (2 * self.d_state + self._columns_of_x)
         states = 2 * self.heads * self.part_rows * self.d_state
-        rows = (self.warps - self.carriers) * _TILE * (row_columns + 8)
+        rows = (self.warps - self.carriers) * _TILE * 32
         return 2 * (tokens + states + rows) + self._before_panels
-
-    @property
-    def row_columns(self) -> int:
-        """Columns of y that a warp turns into whole rows at a time: all of a head's where there is room."""
-        fits = [n for n in (self.part_rows, 32) if self._panel_bytes(self.stages, n) <= _MOST_SHARED]
-        return next(n for n in (*fits, 16) if self.part_rows % n == 0)
 
     @property
     def _columns_of_x(self) -> int:
@@ -305,7 +299,7 @@ class SsdSpec(KernelSpec):
 
     @property
     def shared_bytes(self) -> int:
-        return self._panel_bytes(self.stages, self.row_columns) if self.exact else self._shared(self.stages)
+        return self._shared(self.stages)
 
     @property
     def gather_shared_bytes(self) -> int:
