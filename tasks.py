@@ -142,11 +142,21 @@ def build(_c: Context, check: bool = False, jobs: str = "", json_: bool = False)
         print(f"{len(built.rows)} kernels, {len(built.images)} images, {len(built.changed)} files changed")
 
 
-@_command(help={"gpu": "fail where the GPU tests cannot run"})
-def test(_c: Context, gpu: bool = False) -> None:
+@_command(
+    help={
+        "gpu": "fail where the GPU tests cannot run",
+        "store": "keep how the GPU tests ended and show it in docs/proof.md; with --gpu",
+    }
+)
+def test(_c: Context, gpu: bool = False, store: bool = False) -> None:
     """Run the tests; the summary names what was skipped and why."""
+    if store and not gpu:
+        raise Exit("error: --store keeps how GPU tests ended: --gpu was wanted beside it, found none", code=1)
     outcome = testing.run(gpu)
     print(outcome.summary())
+    if store:
+        testing.store_gpu()
+        proof.write_page()
     if outcome.code:
         raise Exit("tests failed", code=outcome.code)
 

@@ -4,28 +4,37 @@ Each step resumes from what the last one stored, as an engine does. The truth is
 nothing in between. `emulate` works the steps out in float64 with only the stores rounded, which is what storage costs
 by itself; `decode` runs a kernel through `scan`.
 
-    python -m pyharness.drift [--steps 1000] [--backend gpu]
+    python -m pyharness.drift [--steps 1000] [--backend gpu] [--store]
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Sequence
+import json
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import datetime, timezone
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from pyharness import figures, gpus, toolchain
 from pyharness.compare import relative_norm
 from pyharness.families import UpdateSpec
 from pyharness.oracle import oracle, quantised
 from pyharness.problem import DTYPES, ScanProblem
+from pyharness.readme_tables import README, between
 from pyharness.scan import scan
 
 Float64 = NDArray[np.float64]
 #: How a state may be stored; "+ stochastic" rounds to one of the two neighbours with a fresh draw each step.
 STORAGE = ("f32", "bf16", "bf16 + stochastic", "f16", "f16 + stochastic", "i8", "i8 + stochastic")
+FOLDER = toolchain.ROOT / "generated" / "drift"
+#: Under which name errors of `emulate` are stored.
+STORES = "stores"
+_SHOWN = {"i8": "8 bits and a scale a row", "i8 + stochastic": "8 bits, stochastic"}
 _MANTISSA = {"bf16": 8, "f16": 11}
 _LEAST_QUANTUM = {"bf16": -133, "f16": -24}
 
@@ -165,8 +174,45 @@ def study(
     return found
 
 
+# What is stored.
+
+
+def store(place: str, found: Sequence[Drift], about: Mapping[str, Any], folder: Path = FOLDER) -> None:
+    """Store the errors of a study: of STORES, or of a device by its slug."""
+    toolchain.publish_json(folder / f"{place}.json", {"about": about, "rows": [vars(row) for row in found]})
+
+
+def readme_table(folder: Path = FOLDER) -> str:
+    """The stored errors as Markdown: a line a way of storing, beside `emulate` the kernels on each device."""
+    paths = sorted(folder.glob("*.json"), key=lambda path: (path.stem != STORES, path.stem))
+    documents = [json.loads(path.read_text(encoding="utf-8")) for path in paths]
+    columns = [{row["storage"]: row for row in document["rows"]} for document in documents]
+    heads = [document["about"].get("device", "only stores round") for document in documents]
+    cells = [["stored as", *(f"{name}, {head}" for name in ("y", "state") for head in heads)]]
+    cells.append(["---", *["---:"] * (len(cells[0]) - 1)])
+    for storage in STORAGE:
+        errors = [f"{column[storage][name]:.1e}" for name in ("y", "state") for column in columns]
+        cells.append([_SHOWN.get(storage, storage.replace(" +", ",")), *errors])
+    lines = ["| " + " | ".join(row) + " |" for row in cells]
+    runs = [
+        f"{about['device']}: driver {about['driver']}, {about['date']}, {about['steps']} steps."
+        for about in (document["about"] for document in documents)
+        if "device" in about
+    ]
+    return "\n".join([*lines, *(["", *runs] if runs else [])])
+
+
+def write_readme(path: Path = README, folder: Path = FOLDER) -> bool:
+    """Bring the README in line with what is stored; whether that changed it."""
+    text = path.read_text(encoding="utf-8")
+    changed = between(text, "drift", readme_table(folder))
+    if changed != text:
+        toolchain.publish(path, changed.encode())
+    return changed != text
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Print the errors of every way of storing."""
+    """Print the errors of every way of storing and, where asked, store them."""
     from rich.console import Console
 
     from pyharness.listing import table
@@ -174,10 +220,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m pyharness.drift", description=__doc__)
     parser.add_argument("--steps", type=int, default=1000)
     parser.add_argument("--backend", choices=("gpu", "emulator"), help="run the kernels; by default only stores round")
+    parser.add_argument("--store", action="store_true", help="keep the errors and show them in README.md")
     options = parser.parse_args(arguments)
+    if options.store and options.backend == "emulator":
+        parser.error("errors on a GPU or of stores alone were wanted, found --backend emulator: leave --store out")
     run = emulate if options.backend is None else lambda s, name: decode(s, name, options.backend)
-    rows = [{"storage": d.storage, "y": f"{d.y:.2e}", "state": f"{d.state:.2e}"} for d in study(options.steps, run=run)]
+    found = study(options.steps, run=run)
+    rows = [{"storage": d.storage, "y": f"{d.y:.2e}", "state": f"{d.state:.2e}"} for d in found]
     Console(width=120, highlight=False).print(table(rows), markup=False)
+    if options.store:
+        place, about = STORES, {"steps": options.steps}
+        if options.backend:
+            driver, today = gpus.driver(), datetime.now(timezone.utc).date().isoformat()
+            name = driver.gpus[0].name
+            place, about = figures.device_slug(name), about | {"device": name, "driver": driver.version, "date": today}
+        store(place, found, about)
+        write_readme()
     return 0
 
 

@@ -235,7 +235,7 @@ def _is_rival(spec: KernelSpec) -> bool:
     return isinstance(spec, RecurrentSpec) and spec.layout == "tiled" and not spec.few_tokens
 
 
-def _compile(ids: Sequence[str], device: Device) -> tuple[dict[str, toolchain.Image], dict[str, str]]:
+def compile_all(ids: Sequence[str], device: Device) -> tuple[dict[str, toolchain.Image], dict[str, str]]:
     """Images of kernels, compiled in parallel, and why those that have none have none."""
 
     def attempt(kernel: str) -> toolchain.Image | str:
@@ -281,7 +281,7 @@ def measure(
     tell = progress or (lambda _: None)
     device = get(ordinal)
     tell("compiling")
-    images, failures = _compile(list(dict.fromkeys(kernel for ids in kernels.values() for kernel in ids)), device)
+    images, failures = compile_all(list(dict.fromkeys(kernel for ids in kernels.values() for kernel in ids)), device)
     ceiling_kernels = Ceilings(device)
     rows: list[dict[str, Any]] = []
     for point, ids in kernels.items():

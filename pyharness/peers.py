@@ -29,9 +29,9 @@ TRITON_CONFIGURATIONS = ((4, 4), (4, 1), (8, 1), (8, 4), (16, 1), (16, 4), (32, 
 #: Of Mamba-1, whose states have few columns: a block takes more channels. Of ten that were timed on an H200, those that
 #: came first or close to it at some batch.
 TRITON_CHANNELS = ((32, 4), (16, 1), (32, 1), (64, 2), (128, 4))
-#: FlashInfer's kernel that takes several tokens a sequence. With one token none of its own was the fastest anywhere,
-#: and each storage type costs a compilation of some 20 s.
-FLASHINFER_ALGORITHM = "simple"
+#: FlashInfer's kernels of one token a sequence; the first takes several too. Each combination of types and sizes costs
+#: a compilation of some 20 s when it is first called.
+FLASHINFER_ALGORITHMS = ("simple", "vertical")
 #: mamba-ssm's compiled scan of Mamba-1; who benches builds it from the package's source distribution.
 _SCAN_MODULE = "selective_scan_cuda"
 _TRITON_MODULE = "mamba_ssm.ops.triton.selective_state_update"
@@ -70,9 +70,8 @@ def peers(point: Point) -> Iterator[Peer]:
     several = point.tokens > 1
     for rows, warps in () if several else TRITON_CHANNELS if point.mamba1 else TRITON_CONFIGURATIONS:
         yield Peer(f"mamba-ssm triton ({rows}, {warps})", functools.partial(_triton, rows=rows, warps=warps))
-    if several and not point.mamba1:
-        run = functools.partial(_flashinfer, algorithm=FLASHINFER_ALGORITHM)
-        yield Peer(f"flashinfer {FLASHINFER_ALGORITHM}", run)
+    for algorithm in () if point.mamba1 else FLASHINFER_ALGORITHMS[:1] if several else FLASHINFER_ALGORITHMS:
+        yield Peer(f"flashinfer {algorithm}", functools.partial(_flashinfer, algorithm=algorithm))
 
 
 class _Words:

@@ -1,4 +1,4 @@
-"""docs/proof.md: the stored results of the peers' suites and of fuzzing, as its tables."""
+"""docs/proof.md: the stored results of the peers' suites, of GPU tests and of fuzzing, as its tables."""
 
 from __future__ import annotations
 
@@ -8,14 +8,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pyharness import replay, toolchain
+from pyharness import replay, suite, toolchain
 from pyharness.errors import SsmError
 from pyharness.fuzz import Tally
 from pyharness.readme_tables import between
 from pyharness.replay import Row
 
 PAGE = toolchain.ROOT / "docs" / "proof.md"
-FUZZ = toolchain.ROOT / "generated" / "fuzz"
+GENERATED = toolchain.ROOT / "generated"
+FUZZ = GENERATED / "fuzz"
 
 
 def about_place(place: str, about: Mapping[str, Any]) -> str:
@@ -100,24 +101,25 @@ def fuzz_table(folder: Path = FUZZ) -> str:
     return "\n".join([*lines, "", *notes])
 
 
-def refreshed(text: str, peers: Path = replay.FOLDER, fuzz: Path = FUZZ) -> str:
-    """The page with what is stored between its markers.
+def refreshed(text: str, generated: Path = GENERATED) -> str:
+    """The page with what is stored below a folder between its markers.
 
     Raises:
         SsmError: nothing is stored, or the page has not the markers.
     """
-    text = between(text, "peers", peers_tables(peers), PAGE.name)
-    return between(text, "fuzz", fuzz_table(fuzz), PAGE.name)
+    text = between(text, "peers", peers_tables(generated / replay.FOLDER.name), PAGE.name)
+    text = between(text, "gpu-tests", suite.gpu_table(generated / suite.FOLDER.name), PAGE.name)
+    return between(text, "fuzz", fuzz_table(generated / FUZZ.name), PAGE.name)
 
 
-def write_page(path: Path = PAGE, peers: Path = replay.FOLDER, fuzz: Path = FUZZ) -> bool:
+def write_page(path: Path = PAGE, generated: Path = GENERATED) -> bool:
     """Bring the page in line with what is stored; whether that changed it.
 
     Raises:
         SsmError: nothing is stored, or the page has not the markers.
     """
     text = path.read_text(encoding="utf-8")
-    changed = refreshed(text, peers, fuzz)
+    changed = refreshed(text, generated)
     if changed != text:
         toolchain.publish(path, changed.encode())
     return changed != text

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import math
 import os
 import random
 import zlib
@@ -79,13 +80,24 @@ def takers(family: str, case: Replay, calls: Sequence[ScanProblem]) -> tuple[lis
     """The kernels of a family that take every call of a case or, where there is none, SHAPE or TOLERANCE.
 
     A kernel takes what has its sizes and storage types, as far as the peer's tolerance has room for what rounding of
-    the kernel's operands costs.
+    the kernel's operands costs: in a value of 1, and in what C makes of states that are stored in more digits than
+    those of the operands. A tolerance of the mean square is one of the norm, as that cost is.
     """
     call = calls[0]
     made = variants(family, call.d_state, call.io, call.state_dtype, head_dim=call.head_dim, chunk=case.chunk)
     fitting = [spec for spec in made if not any(mismatch(Features.of(each), spec) for each in calls)]
-    found = [spec for spec in fitting if _ROOM_FOR_OPERANDS * spec.operand_error <= case.tolerance.of_one]
+    size = 1.0 if case.tolerance.nmse else max(1.0, _size_of_rounded_reads(call))
+    found = [spec for spec in fitting if _ROOM_FOR_OPERANDS * spec.operand_error * size <= case.tolerance.of_one]
     return found, "" if found else TOLERANCE if fitting else SHAPE
+
+
+def _size_of_rounded_reads(call: ScanProblem) -> float:
+    """The norm of what states that are read add to an element of y; 0 where operands hold the states as they are."""
+    reads = call.resolved_read[call.resumes & ~call.padding]
+    if call.state is None or not reads.size or (call.state_dtype == call.io and call.io != "f32"):
+        return 0.0
+    squares = (np.square(each, dtype=np.float64).mean() for each in (call.state[reads], call.C[call.live_tokens]))
+    return math.sqrt(call.d_state * math.prod(squares))
 
 
 def dealt(case: Replay, calls: Sequence[ScanProblem], found: Sequence[KernelSpec], backend: str) -> list[KernelSpec]:

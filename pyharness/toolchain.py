@@ -206,13 +206,15 @@ def _find_compiler(asked: str | None) -> Compiler:
 
 
 def cuda_include_dirs() -> list[Path]:
-    """Folders with the pinned CUDA headers (cuda_bf16.h and so on, then CCCL), for any C++ compiler.
+    """Folders with CUDA headers (cuda_bf16.h and so on, then CCCL), for any C++ compiler: those of the pinned compiler
+    or, where it is not installed and NVCC names another, of the toolkit of that one.
 
     Raises:
         ToolchainError: they are not installed.
     """
-    include = _pinned_root() / "include"
-    folders = [include, include / "cccl"]
+    other = os.environ.get("NVCC") if _wheel_root() is None else None
+    root = find_compiler(other).nvcc.resolve().parents[1] if other else _pinned_root()
+    folders = [root / "include", root / "include" / "cccl"]
     for header, folder in (("cuda_runtime.h", folders[0]), ("cuda/std/version", folders[1])):
         if not (folder / header).is_file():
             raise ToolchainError(

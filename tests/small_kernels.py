@@ -2,35 +2,18 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 import struct
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from pyharness.emulator import EmulatorBuffer, EmulatorLaunch, EmulatorReport, run
-from pyharness.errors import ToolchainError
 from pyharness.toolchain import cuda_include_dirs
 
 KERNELS = Path(__file__).parent / "emulator_kernels"
 
 
-def include_dirs() -> list[Path]:
-    """The pinned CUDA headers, or those of the toolkit whose nvcc is on the path."""
-    try:
-        return cuda_include_dirs()
-    except ToolchainError:
-        for root in (
-            os.environ.get("CUDA_HOME", "/usr/local/cuda"),
-            Path(shutil.which("nvcc") or "/usr/bin/nvcc").resolve().parents[1],
-        ):
-            if (Path(root) / "include/cuda_bf16.h").is_file():
-                return [Path(root) / "include"]
-        raise
-
-
-INCLUDE_DIRS = include_dirs()
+INCLUDE_DIRS = cuda_include_dirs()
 PROLOGUE = (KERNELS / "prologue.cuh").read_text()
 
 

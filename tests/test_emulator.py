@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,10 @@ import pytest
 
 from pyharness.emulator import EmulatorBuffer
 from pyharness.emulator.buffers import element_index, runs_of
+from pyharness.emulator.build import build
 from pyharness.errors import EmulatorError, ToolchainError
 from tests.emulated import kinds
-from tests.small_kernels import PROLOGUE, kernel, launch
+from tests.small_kernels import INCLUDE_DIRS, PROLOGUE, kernel, launch
 
 
 def line_of(source: str, text: str) -> int:
@@ -604,6 +606,17 @@ def test_missing_entry_and_broken_source_are_toolchain_errors() -> None:
         launch(kernel("rows"), [], "none")
     with pytest.raises(ToolchainError, match="nonsense"):
         launch(PROLOGUE + "nonsense;", [], "k")
+
+
+def test_a_compiler_that_checks_block_copies_by_default_is_told_not_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As Ubuntu's g++ does: glibc's own memcpy for that would be a second one."""
+    compiler = tmp_path / "g++"
+    compiler.write_text(f'#!/bin/sh\nexec {shutil.which("g++")} -D_FORTIFY_SOURCE=2 "$@"\n')
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CXX", str(compiler))
+    assert build(kernel("reverse"), INCLUDE_DIRS, tmp_path / "cache").library.is_file()
 
 
 def test_malformed_buffers_are_value_errors() -> None:

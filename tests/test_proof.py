@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pyharness import proof, replay
+from pyharness import proof, replay, suite, toolchain
 from pyharness.errors import SsmError
 from pyharness.fuzz import Failure, Tally
 from pyharness.replay import Row
@@ -42,8 +42,11 @@ def test_tables_stand_between_their_markers(tmp_path: Path) -> None:
     replay.store("emulator", [row, nothing], {}, peers)
     proof.store_fuzz("emulator", tally(1, 100), fuzz)
     page = tmp_path / "page.md"
-    page.write_text("a\n<!-- peers -->\nold\n<!-- /peers -->\nb\n<!-- fuzz -->\n<!-- /fuzz -->\n", encoding="utf-8")
-    assert proof.write_page(page, peers, fuzz)
+    tests = {"test_update": {"passed": 3, "failed": ["test_a"], "skipped": {"no": 2}, "date": "d", "driver": "580"}}
+    toolchain.publish_json(tmp_path / "tests" / "nvidia-h200.json", {"device": "NVIDIA H200", "files": tests})
+    empty = "".join(f"<!-- {name} -->\n<!-- /{name} -->\n" for name in ("gpu-tests", "fuzz"))
+    page.write_text(f"a\n<!-- peers -->\nold\n<!-- /peers -->\nb\n{empty}", encoding="utf-8")
+    assert proof.write_page(page, tmp_path)
     text = page.read_text(encoding="utf-8")
     assert text.startswith("a\n<!-- peers -->\nIn the emulator, in reduced form:\n\n| suite |")
     assert (
@@ -51,7 +54,10 @@ def test_tables_stand_between_their_markers(tmp_path: Path) -> None:
     )
     assert text.index("NVIDIA H200, driver 580, 2030-01-02") > text.index("In the emulator")
     assert "\nold\n" not in text
-    assert not proof.write_page(page, peers, fuzz)
+    assert (
+        "| NVIDIA H200 | 580 | d | `test_update.py` | 3 | 1 | 2 |\n\n- failed: `test_a` of `test_update.py`\n" in text
+    )
+    assert not proof.write_page(page, tmp_path)
 
 
 def test_missing_results_and_markers_are_errors(tmp_path: Path) -> None:
@@ -59,6 +65,8 @@ def test_missing_results_and_markers_are_errors(tmp_path: Path) -> None:
         proof.peers_tables(tmp_path)
     with pytest.raises(SsmError, match="invoke fuzz --store"):
         proof.fuzz_table(tmp_path)
+    with pytest.raises(SsmError, match="invoke test --gpu --store"):
+        suite.gpu_table(tmp_path)
     page = tmp_path / "page.md"
     page.write_text("nothing\n", encoding="utf-8")
     with pytest.raises(SsmError, match="the lines <!-- peers -->"):

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from pyharness import drift, manifest, readme_tables
+from pyharness.readme_tables import between
 from pyharness.toolchain import ROOT
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -32,13 +33,11 @@ def test_the_readme_shows_what_is_stored(suite: str) -> None:
 
 
 def test_the_readme_shows_what_storage_costs() -> None:
-    shown = re.findall(r"^\| ([^|]+) \| (\S+e-\d\d) \| (\S+e-\d\d) \|$", README, re.MULTILINE)
-    found = drift.study()
-    assert [one.storage.replace("i8", "8 bits") for one in found] == [
-        name.replace(", ", " + ").replace(" and a scale a row", "") for name, _, _ in shown
-    ]
-    for one, (_, y, state) in zip(found, shown, strict=True):
-        assert (one.y, one.state) == pytest.approx((float(y), float(state)), rel=0.05), "run python -m pyharness.drift"
+    assert between(README, "drift", drift.readme_table()) == README, "run python -m pyharness.drift --store"
+    kept = {row["storage"]: row for row in _stored(drift.FOLDER / f"{drift.STORES}.json")["rows"]}
+    for found in drift.study():
+        one = kept[found.storage]
+        assert (found.y, found.state) == pytest.approx((one["y"], one["state"]), rel=0.05), found.storage
 
 
 def test_the_sample_listing_is_that_of_the_manifest() -> None:

@@ -14,7 +14,7 @@ from invoke import Context, Exit
 import tasks
 from pyharness import build, doctor, gpus, lint, listing, manifest, problem_file, suite
 from pyharness.cases import Shape, draw
-from pyharness.errors import DeviceError
+from pyharness.errors import DeviceError, SsmError
 from pyharness.families import RecurrentSpec
 from pyharness.toolchain import ROOT
 
@@ -208,6 +208,31 @@ def test_skips_are_read_from_the_report(tmp_path: Path) -> None:
     )
     assert suite._read_report(report) == (2, Counter({"no GPU": 1}))
     assert suite._read_report(tmp_path / "none.xml") == (0, Counter())
+
+
+def test_how_gpu_tests_ended_is_kept_by_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    report = tmp_path / "report.xml"
+    report.write_text(
+        '<testsuites><testsuite><testcase classname="tests.gpu.test_a" name="one"/>'
+        '<testcase classname="tests.gpu.test_a" name="two"><skipped message="no g++"/></testcase>'
+        '<testcase classname="tests.gpu.test_b.TestMore" name="three"><failure/></testcase></testsuite></testsuites>'
+    )
+    _installed(monkeypatch, H200, "pycuda", "cuda-bindings")
+    suite.store_gpu([report], tmp_path / "kept")
+    report.write_text('<testsuite><testcase classname="tests.gpu.test_b" name="three"/></testsuite>')
+    path = suite.store_gpu([report], tmp_path / "kept")
+    files = json.loads(path.read_text())["files"]
+    assert files["test_a"] | {"date": "", "driver": ""} == {
+        "passed": 1,
+        "failed": [],
+        "skipped": {"no g++": 1},
+        "date": "",
+        "driver": "",
+    }
+    assert (files["test_b"]["passed"], files["test_b"]["failed"]) == (1, [])
+    assert path.name == "nvidia-h200.json"
+    with pytest.raises(SsmError, match=r"tests were wanted in none\.xml"):
+        suite.store_gpu([tmp_path / "none.xml"], tmp_path / "kept")
 
 
 # Listings and checks.

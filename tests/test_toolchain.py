@@ -99,6 +99,24 @@ def test_another_version_of_the_wheels_is_refused(monkeypatch: pytest.MonkeyPatc
         toolchain.cuda_include_dirs()
 
 
+def test_headers_come_with_the_nvcc_that_is_asked_for_where_none_is_pinned(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = program(tmp_path / "bin" / "nvcc", "echo 'release 12.9, V12.9.86'")
+    monkeypatch.setattr(toolchain, "_wheel_root", lambda: None)
+    monkeypatch.setenv("NVCC", str(other))
+    with pytest.raises(ToolchainError, match=r"cuda_runtime\.h was wanted in .*include, found none"):
+        toolchain.cuda_include_dirs()
+    for header in ("cuda_runtime.h", "cccl/cuda/std/version"):
+        path = tmp_path / "include" / header
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+    assert toolchain.cuda_include_dirs() == [tmp_path / "include", tmp_path / "include" / "cccl"]
+    monkeypatch.delenv("NVCC")
+    with pytest.raises(ToolchainError, match="from PyPI was wanted"):
+        toolchain.cuda_include_dirs()
+
+
 def test_headers_serve_any_compiler() -> None:
     include, cccl = toolchain.cuda_include_dirs()
     assert (include / "cuda_fp16.h").is_file()

@@ -28,6 +28,7 @@ _COMMON = ("-std=c++20", "-g1", "-fPIC", "-fvisibility=hidden", "-fno-gnu-unique
 # The instrumentation (its hooks are ours) and what keeps f32 arithmetic as nvcc -fmad=false would have it.
 _KERNEL = (
     "-O1",
+    "-U_FORTIFY_SOURCE",  # a distribution's default: its memcpy would stand beside ours
     "-fno-tree-sra",  # keeps a float4 access one access, which is also fewer hooks
     "-fno-strict-aliasing",
     "-ffp-contract=off",
