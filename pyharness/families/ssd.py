@@ -225,6 +225,11 @@ class SsdSpec(KernelSpec):
         return 2 if self.parts == 1 and self._shared(2) <= _MOST_SHARED else 1
 
     @property
+    def gather_turns(self) -> bool:
+        """Whether all warp groups of the first of two launches carry states: two share rows and take chunks in turns."""
+        return bool(self.exact) and self.segments > 1 and self.part_rows == _GROUP_ROWS and not self.registers
+
+    @property
     def own_places(self) -> bool:
         """Whether each of several warp groups that write y has one place for chunks, too few to bring one ahead."""
         return bool(self.exact) and self.stages == (self.warps - self.carriers) // 4
@@ -236,8 +241,16 @@ class SsdSpec(KernelSpec):
 
     @property
     def gather_stages(self) -> int:
-        """The same in the first of two launches."""
+        """The same in the first of two launches, of each turn where there are several."""
+        if self.gather_turns and self._gather_shared(3) > _MOST_SHARED:
+            return 2
         return 3 if self.exact else self.stages
+
+    def _gather_shared(self, stages: int) -> int:
+        """Shared memory of the first launch where two turns have so many chunks each, and two batches of weights."""
+        tokens = 2 * 2 * stages * self.chunk * (self.d_state + self._columns_of_x)
+        weights = 2 * (self.warps // self.heads // 2 * 2) * self.heads * (self.chunk + 2) * _WORD_BYTES
+        return self._before_panels + tokens + weights
 
     @property
     def together(self) -> int:
@@ -306,6 +319,8 @@ class SsdSpec(KernelSpec):
         """Shared memory of a block of the first of two launches, which has no C and no y."""
         if not self.exact:
             return self.shared_bytes
+        if self.gather_turns:
+            return self._gather_shared(self.gather_stages)
         return self._before_panels + 2 * self.gather_stages * self.chunk * (self.d_state + self._columns_of_x)
 
     @property
