@@ -226,7 +226,7 @@ class SsdSpec(KernelSpec):
 
     @property
     def gather_turns(self) -> bool:
-        """Whether all warp groups of the first of two launches carry states: two share rows and take chunks in turns."""
+        """Whether all warp groups of the first launch of two carry states: two share rows and take chunks in turns."""
         return bool(self.exact) and self.segments > 1 and self.part_rows == _GROUP_ROWS and not self.registers
 
     @property
