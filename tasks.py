@@ -21,7 +21,9 @@ from pyharness import (
     golden,
     gpus,
     launch_cost,
+    logits_table,
     models_table,
+    package_sizes,
     proof,
     readme_tables,
     regressions,
@@ -41,6 +43,7 @@ from pyharness import verify as verifying
 from pyharness import vet as vetting
 from pyharness.errors import SsmError
 from pyharness.listing import Progress, table
+from pyharness.report import pictures
 from pyharness.spec import Geometry
 from pyharness.workload import point_named
 
@@ -121,6 +124,8 @@ def generate(
             print(f"left out: {what}: {why}")
         for folder in sorted({path.parent for path in made.sources.values()}):
             print(f"sources: {folder.relative_to(builder.ROOT)}/")
+        for folder in sorted({builder.image_path(image).parent for image in made.images}):
+            print(f"images: {folder.relative_to(builder.ROOT)}/")
     if made.spilled:
         raise Exit(f"error: left out because they spill: {', '.join(made.spilled)}", code=1)
 
@@ -230,11 +235,12 @@ def bench(
     part = [point_named(name) for name in points.split(",") if name]
     chosen = suites.chosen(suite, family, part)
     if readme:
-        # Figures of whole models are an example's, not a suite's.
-        names = [one.stored for one in chosen] + ([] if suite or family else [models_table.SUITE])
-        changed = [name for name in names if figures.has(name) and readme_tables.write_readme(name)]
+        # Figures of whole models are the examples', not a suite's.
+        names = [one.stored for one in chosen] + ([] if suite or family else [models_table.SUITE, logits_table.SUITE])
+        changed = [name for name in names if figures.has(name) and readme_tables.write_page(name)]
         changed += ["plots"] if reports.write_readme_plots() else []
-        print(f"README.md changed: {', '.join(changed)}" if changed else "README.md is what is stored")
+        changed += ["pictures"] if pictures.refresh(reports.page(), reports.DOCS) else []
+        print(f"changed: {', '.join(changed)}" if changed else "README.md and docs/ are what is stored")
         selection.refresh()
         return
     share = regressions.percentage(fail_slower) if fail_slower else 0.0
@@ -258,11 +264,18 @@ def bench(
         raise Exit(f"error: {len(slower)} timings got slower by more than {fail_slower}: {named}", code=1)
 
 
-@_command(help={"out": "where the page goes; default: dist/report.html"})
-def report(_c: Context, out: str = "") -> None:
+@_command(
+    help={
+        "out": "where the page goes; default: dist/report.html",
+        "shots": "also make the pictures of docs/ anew; needs Chromium",
+    }
+)
+def report(_c: Context, out: str = "", shots: bool = False) -> None:
     """Make one HTML page of what is stored: timings beside peers and ceilings, proofs, resources, sizes."""
-    written = reports.write(Path(out) if out else reports.PAGE)
-    print(written.relative_to(builder.ROOT) if written.is_relative_to(builder.ROOT) else written)
+    written = [reports.write(Path(out) if out else reports.PAGE)]
+    written += pictures.take(reports.page(), reports.DOCS) if shots else []
+    for path in written:
+        print(path.relative_to(builder.ROOT) if path.is_relative_to(builder.ROOT) else path)
 
 
 @_command(
@@ -349,6 +362,7 @@ def tune(
         record = tuning.tune(family or None, named, again=again, ordinal=ordinal, track=Progress)
         _show(tuning.winners(record), json_)
     written = tuning.write_table()
+    tuning.write_page()
     _tell(f"generated/selection.json: {len(written.entries)} entries")
 
 
@@ -359,7 +373,7 @@ def tune(
         "family": "families, comma-separated; default: all",
         "module": "path of the Go module",
         "version": "version of the package, v1.2.3; default: the project's",
-        "nvcc": "an nvcc of another CUDA major version, 12.8 or 12.9: adds a lane for older drivers",
+        "nvcc": "an nvcc of another CUDA major version, such as 12.9: adds a lane for older drivers",
         "include_unproven": "also pack images that nothing proves",
         "merge": "pack nothing: take in a file of proofs that ssmvet wrote on another card",
         "jobs": "compilers at a time; default: one a core",
@@ -393,6 +407,8 @@ def package_(
         workers=_whole("jobs", jobs),
         track=Progress,
     )
+    if not (arch or family or nvcc or include_unproven):
+        package_sizes.keep(made)
     if json_:
         written = [path.relative_to(builder.ROOT).as_posix() for path in made.paths]
         print(

@@ -23,11 +23,9 @@ from __future__ import annotations
 import argparse
 import functools
 import importlib
-import json
 import sys
 from collections import Counter
 from collections.abc import Callable
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -35,14 +33,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import torch
-from transformers_models import MODELS, NANO, adapted, scanning
+from transformers_models import DEVICE, MODELS, NANO, header, launched_since, scan_functions, scanning, store
 
 import pyharness.torch as ours
-from pyharness import figures, gpus, readme_tables, toolchain
 from pyharness.errors import SsmError
 from pyharness.families import RecurrentSpec
 from pyharness.models_table import SUITE, table
-from pyharness.peers import mamba_module
 
 #: How often the model has each layer; the pattern of all 52 is MEMEM*EMEMEM*EM...
 LAYERS = {"linear_attention": 23, "moe": 23, "full_attention": 6}
@@ -53,12 +49,10 @@ COPIES = {"linear_attention": 4, "moe": 2, "full_attention": 4}
 #: As many bytes as leave nothing in the L2 cache from one replay to the next.
 COLD_BYTES = 192 * 2**20
 ROUNDS, REPLAYS = 5, 20
-#: The chunk with which Triton's scan is fastest at these sizes.
-TRITON_CHUNK = 256
 NEMOTRON = MODELS["nemotron_h"]
 PADDED = RecurrentSpec(d_state=NANO["ssm_state_size"], layout="padded", io="bf16").id
-SCANS = ("padded", "triton", "ours")
-DEVICE = "cuda"
+#: Of which package the scans of a layer are, and which kernel of ours is to be taken in place of what selection picks.
+SCANS = {"padded": ("ours", PADDED), "triton": ("triton", ""), "ours": ("ours", "")}
 
 
 def timed(calls: list[Callable[[], Any]]) -> float:
@@ -82,30 +76,6 @@ def timed(calls: list[Callable[[], Any]]) -> float:
         found.append(1e3 * start.elapsed_time(end) / REPLAYS / len(calls))
     del graph
     return sorted(found)[ROUNDS // 2]
-
-
-def scans(scan: str) -> dict[str, Callable[..., Any]]:
-    """The two scans of a Mamba-2 layer by their names in transformers' module.
-
-    Raises:
-        DeviceError: mamba-ssm is not installed.
-    """
-    update: Callable[..., Any]
-    chunks: Callable[..., Any]
-    if scan == "triton":
-        update = mamba_module("selective_state_update").selective_state_update
-        chunked = mamba_module("ssd_combined").mamba_chunk_scan_combined
-
-        def chunks(*arguments: Any, chunk_size: int, **options: Any) -> Any:
-            return adapted(chunked)(*arguments, chunk_size=TRITON_CHUNK, **options)
-
-        update = adapted(update)
-    else:
-        kernel = PADDED if scan == "padded" else None
-        update = functools.partial(adapted(ours.selective_state_update), kernel=kernel)
-        chunks = functools.partial(adapted(ours.mamba_chunk_scan_combined), kernel=kernel)
-    names = NEMOTRON.scans
-    return {names["selective_state_update"]: update, names["mamba_chunk_scan_combined"]: chunks}
 
 
 class Stack:
@@ -210,6 +180,7 @@ def experts(stack: Stack, sequences: int, tokens: int) -> tuple[float, str]:
 @torch.inference_mode()
 def measure() -> dict[str, Any]:
     """The document of models.json."""
+    about = header(SUITE, "examples/share_of_scan.py: CUDA graphs of calls whose data are cold, median of 5 rounds")
     stack = Stack()
     stack_rows: list[dict[str, Any]] = []
     for point, (sequences, tokens) in POINTS.items():
@@ -218,35 +189,25 @@ def measure() -> dict[str, Any]:
         us = timed(stack.calls("full_attention", sequences, tokens))
         stack_rows.append({"point": point, "part": "full_attention", "us": us})
         stack_rows.append({"point": point, "part": "head", "us": timed([stack.head(sequences)])})
-        for scan in SCANS:
+        for scan, (package, kernel) in SCANS.items():
             row: dict[str, Any] = {"point": point, "scan": scan}
+            before = Counter(ours.calls.launched)
             try:
-                functions = scans(scan)
-                before = Counter(ours.calls.launched)
+                functions = scan_functions(NEMOTRON, package, dict.fromkeys(NEMOTRON.scans, kernel) if kernel else {})
                 row["scan_us"] = scan_alone(stack, functions, sequences, tokens)
                 with scanning(NEMOTRON, functions):
                     row["us"] = timed(stack.calls("linear_attention", sequences, tokens))
                 # The prompt that fills a decode step's cache launches another kernel, less often.
-                launched = (ours.calls.launched - before).most_common(1)
-                row["kernel"] = launched[0][0] if launched else "mamba-ssm"
+                row |= next(iter(launched_since(before)), {"kernel": "mamba-ssm"})
             except (SsmError, ImportError) as error:
                 row["failed"] = str(error)
             stack_rows.append(row)
             print(row, flush=True)
-    return {
-        "suite": SUITE,
-        "device": torch.cuda.get_device_name(),
-        "driver": gpus.driver().version,
-        "compiler": toolchain.find_compiler().version,
-        "torch": torch.__version__,
-        "transformers": importlib.import_module("transformers").__version__,
-        "date": datetime.now(timezone.utc).date().isoformat(),
+    return about | {
         "model": "Nemotron 3 Nano 30B-A3B",
         "dtype": "bf16, but for D and dt_bias",
         "layers": LAYERS,
         "points": {name: {"sequences": s, "tokens": t, "context": CONTEXT} for name, (s, t) in POINTS.items()},
-        # Of kernels by themselves, which selection reads: none.
-        "rows": [],
         "timings": stack_rows,
     }
 
@@ -257,9 +218,7 @@ def main() -> int:
     options = parser.parse_args()
     document = measure()
     if options.store:
-        path = figures.stored_path(document["device"], SUITE)
-        toolchain.publish(path, (json.dumps(document, indent=1, sort_keys=True) + "\n").encode())
-        readme_tables.write_readme(SUITE)
+        store(document)
     print(table(document))
     return 0
 

@@ -1,6 +1,6 @@
 """transformers' own Mamba models with this project's kernels in the place of their scans, beside the scans they had.
 
-    python examples/transformers_models.py [--models mamba2 nemotron_h falcon_mamba] [--steps 64]
+    python examples/transformers_models.py [--models mamba2 nemotron_h falcon_mamba] [--steps 64] [--store]
 
 Models have the widths of published ones, a few of their layers, and random weights. Each reads a prompt and then
 decodes tokens that are given to it, once with every scan:
@@ -8,11 +8,13 @@ decodes tokens that are given to it, once with every scan:
     torch    transformers' own PyTorch code, in f32: what the others are held against, with the same weights
     triton   mamba-ssm's Triton kernels, where they are installed (of FalconMamba's prompt PyTorch's, as that scan is
              compiled there)
-    ours     pyharness.torch
+    ours     pyharness.torch, with the kernels that selection picks
+    split    the same with `ssd` for prompts of Mamba-2 in f32, whose operands are split in two of bf16
     none     scans that remember nothing, B being zero: how much of the logits hangs on the states at all
 
 In f32 logits of ours must be those of torch to 1e-4 in relative norm; in bf16 no further from them than triton's are,
-by a tenth. Needs an NVIDIA GPU, torch and transformers.
+by a tenth. With --store the figures go to generated/bench/<device>/logits.json, and docs/torch.md shows them. Needs an
+NVIDIA GPU, torch and transformers.
 """
 
 from __future__ import annotations
@@ -21,12 +23,12 @@ import argparse
 import functools
 import importlib
 import inspect
-import json
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -35,10 +37,20 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import torch
 
 import pyharness.torch as ours
+from pyharness import build, figures, gpus, logits_table, readme_tables, toolchain
+from pyharness.device import image_target
 from pyharness.errors import SsmError
+from pyharness.families import SsdSpec
 from pyharness.peers import mamba_module
+from pyharness.spec import parse_id
 
 DEVICE = "cuda"
+#: What each dtype is run with. Triton's scans of f32 multiply in tf32: nothing to compare with.
+SCANS = {"bf16": ("triton", "ours"), "f32": ("ours", "split", "torch", "none")}
+#: The chunk with which Triton's scan of prompts is fastest at these sizes; any gives the same result.
+TRITON_CHUNK = 256
+#: mamba-ssm's modules of the scans that are Triton's.
+TRITON_MODULES = {"selective_state_update": "selective_state_update", "mamba_chunk_scan_combined": "ssd_combined"}
 F32_TOLERANCE = 1e-4
 #: How far ours may be from f32 in bf16, as a multiple of what triton's are.
 BF16_FACTOR = 1.1
@@ -148,8 +160,8 @@ def forgetful(function: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-def scan_functions(model: Model, scan: str, kernel: str | None = None) -> dict[str, Callable[..., Any]]:
-    """The scans of a model by their names in its module; `kernel` is for ours of prompts of Mamba-2.
+def scan_functions(model: Model, scan: str, kernels: Mapping[str, str] | None = None) -> dict[str, Callable[..., Any]]:
+    """The scans of a model by their names in its module; `kernels` are those of ours, by the names of scans here.
 
     Raises:
         DeviceError: mamba-ssm is not installed.
@@ -160,16 +172,56 @@ def scan_functions(model: Model, scan: str, kernel: str | None = None) -> dict[s
     if scan == "none":
         return {name: forgetful(function) for name, function in own.items()}
     if scan == "ours":
-        mine = {name: adapted(getattr(ours, called)) for called, name in model.scans.items()}
-        chunked = model.scans.get("mamba_chunk_scan_combined")
-        return mine | ({chunked: functools.partial(mine[chunked], kernel=kernel)} if chunked else {})
-    modules = {"selective_state_update": "selective_state_update", "mamba_chunk_scan_combined": "ssd_combined"}
+        chosen = kernels or {}
+        return {
+            name: functools.partial(adapted(getattr(ours, called)), kernel=chosen.get(called))
+            for called, name in model.scans.items()
+        }
     theirs = {
-        name: getattr(mamba_module(modules[called]), called)
+        name: getattr(mamba_module(TRITON_MODULES[called]), called)
         for called, name in model.scans.items()
-        if called in modules
+        if called in TRITON_MODULES
     }
-    return {name: adapted(function) for name, function in (own | theirs).items()}
+    found = {name: adapted(function) for name, function in (own | theirs).items()}
+    chunked = model.scans.get("mamba_chunk_scan_combined")
+    return found | ({chunked: _in_chunks(found[chunked], TRITON_CHUNK)} if chunked else {})
+
+
+def _in_chunks(function: Callable[..., Any], tokens: int) -> Callable[..., Any]:
+    return lambda *arguments, **options: function(*arguments, **(options | {"chunk_size": tokens}))
+
+
+def launched_since(before: Mapping[str, int]) -> list[dict[str, Any]]:
+    """Our kernels that were launched since a count of them, most often first, each with the image that ran."""
+    counts = Counter(ours.calls.launched) - Counter(before)
+    capability, device = torch.cuda.get_device_capability(), torch.cuda.get_device_name()
+    found = []
+    for kernel, _ in counts.most_common():
+        spec = parse_id(kernel)
+        image = build.image(spec, image_target(spec, capability, device))
+        found.append({"kernel": kernel, "image": {"target": image.target, "sha256": image.sha256}})
+    return found
+
+
+def header(suite: str, protocol: str) -> dict[str, Any]:
+    """What a document of figures says of its run. It has no rows of kernels by themselves, which selection reads."""
+    return {
+        "suite": suite,
+        "device": torch.cuda.get_device_name(),
+        "driver": gpus.driver().version,
+        "compiler": toolchain.find_compiler().version,
+        "torch": torch.__version__,
+        "transformers": importlib.import_module("transformers").__version__,
+        "date": datetime.now(timezone.utc).date().isoformat(),
+        "protocol": protocol,
+        "rows": [],
+    }
+
+
+def store(document: Mapping[str, Any]) -> None:
+    """Put a document in its place in generated/bench, and bring the page that shows it in line."""
+    toolchain.publish_json(figures.stored_path(document["device"], document["suite"]), document)
+    readme_tables.write_page(document["suite"])
 
 
 @contextmanager
@@ -186,7 +238,7 @@ def scanning(model: Model, functions: Mapping[str, Callable[..., Any]]) -> Itera
             setattr(module, name, function)
 
 
-def build(model: Model, dtype: torch.dtype, seed: int = 0) -> Any:
+def build_network(model: Model, dtype: torch.dtype, seed: int = 0) -> Any:
     """The model on the GPU with random weights of a dtype."""
     torch.manual_seed(seed)
     config = getattr(importlib.import_module("transformers"), model.config)(**model.sizes)
@@ -218,56 +270,56 @@ def distance(found: torch.Tensor, wanted: torch.Tensor) -> float:
     return float((found.double() - wanted.double()).norm() / wanted.double().norm())
 
 
-def compare(name: str, model: Model, prompt: int, steps: int, kernel: str | None) -> list[dict[str, Any]]:
+def compare(name: str, model: Model, prompt: int, steps: int) -> list[dict[str, Any]]:
     """A row a dtype and scan: how far its logits are from PyTorch's in f32."""
-    network = build(model, torch.bfloat16)
+    network = build_network(model, torch.bfloat16)
     generator = torch.Generator(DEVICE).manual_seed(1)
     tokens = torch.randint(0, model.sizes["vocab_size"], (1, prompt + steps), generator=generator, device=DEVICE)
     found: dict[tuple[str, str], tuple[torch.Tensor, torch.Tensor]] = {}
-    kernels: dict[tuple[str, str], list[str]] = {}
-    failed: dict[tuple[str, str], str] = {}
-    for dtype in ("bf16", "f32"):
+    rows: list[dict[str, Any]] = []
+    for dtype, scans in SCANS.items():
         if dtype == "f32":
             # The same weights: those that bf16 has.
             network.float()
-        # triton's of f32 multiply in tf32: nothing to compare with.
-        for scan in ("ours", "torch", "none") if dtype == "f32" else ("triton", "ours"):
+        for scan in scans:
+            kernels = {"mamba_chunk_scan_combined": SsdSpec.family} if scan == "split" else {}
+            if not kernels.keys() <= model.scans.keys():
+                continue
+            row: dict[str, Any] = {"model": name, "like": model.like, "dtype": dtype, "scan": scan}
+            before = Counter(ours.calls.launched)
             try:
-                before = Counter(ours.calls.launched)
-                with scanning(model, scan_functions(model, scan, kernel)):
+                with scanning(model, scan_functions(model, "ours" if scan == "split" else scan, kernels)):
                     found[dtype, scan] = logits(network, tokens, prompt)
-                kernels[dtype, scan] = sorted(ours.calls.launched - before)
             except (SsmError, ImportError) as error:
-                failed[dtype, scan] = str(error)
+                row["failed"] = str(error)
+            row["kernels"] = launched_since(before)
+            rows.append(row)
     truth = found["f32", "torch"]
-    rows = []
-    for dtype, scan in [*found, *failed]:
-        row: dict[str, Any] = {"model": name, "like": model.like, "dtype": dtype, "scan": scan}
-        if (dtype, scan) in failed:
-            rows.append(row | {"failed": failed[dtype, scan]})
-            continue
-        prefill, decode = (distance(f, t) for f, t in zip(found[dtype, scan], truth, strict=True))
-        row |= {"prefill": prefill, "decode": decode}
-        if scan == "ours":
-            row["kernels"] = kernels[dtype, scan]
-        rows.append(row)
+    for row in rows:
+        if "failed" not in row:
+            both = zip(found[row["dtype"], row["scan"]], truth, strict=True)
+            row["prefill"], row["decode"] = (distance(one, wanted) for one, wanted in both)
     return rows
 
 
 def verdicts(rows: list[dict[str, Any]]) -> list[str]:
     """What is wrong with the rows of one model, if anything."""
+    name = rows[0]["model"]
     by = {(row["dtype"], row["scan"]): row for row in rows}
-    wrong = [f"{r['model']} {r['dtype']} ours: {r['failed']}" for r in rows if r["scan"] == "ours" and "failed" in r]
+    mine = [row for row in rows if row["scan"] in ("ours", "split")]
+    wrong = [f"{name} {row['dtype']} {row['scan']}: {row['failed']}" for row in mine if "failed" in row]
     for stage in ("prefill", "decode"):
-        without = by.get(("f32", "none"), {}).get(stage, 0.0)
+        without = by["f32", "none"].get(stage, 0.0)
         if not without > LEAST_SHARE:
-            wrong.append(f"{rows[0]['model']} {stage}: {without:.1e} from PyTorch's logits without states: too near")
-        mine = by.get(("f32", "ours"), {}).get(stage)
-        if mine is not None and not mine < F32_TOLERANCE:
-            wrong.append(f"{rows[0]['model']} f32 {stage}: {mine:.1e} from PyTorch's logits, wanted {F32_TOLERANCE:g}")
-        mine, theirs = (by.get(("bf16", scan), {}).get(stage) for scan in ("ours", "triton"))
-        if mine is not None and theirs is not None and not mine < BF16_FACTOR * theirs:
-            wrong.append(f"{rows[0]['model']} bf16 {stage}: {mine:.1e} from f32, triton's are {theirs:.1e}")
+            wrong.append(f"{name} {stage}: {without:.1e} from PyTorch's logits without states: too near")
+        for row in mine:
+            far, theirs = row.get(stage, 0.0), by["bf16", "triton"].get(stage)
+            if row["dtype"] == "f32" and not far < F32_TOLERANCE:
+                wrong.append(
+                    f"{name} f32 {row['scan']} {stage}: {far:.1e} from PyTorch's logits, wanted {F32_TOLERANCE:g}"
+                )
+            if row["dtype"] == "bf16" and theirs is not None and not far < BF16_FACTOR * theirs:
+                wrong.append(f"{name} bf16 {stage}: {far:.1e} from f32, triton's are {theirs:.1e}")
     return wrong
 
 
@@ -276,24 +328,28 @@ def main() -> int:
     parser.add_argument("--models", nargs="+", choices=list(MODELS), default=list(MODELS))
     parser.add_argument("--prompt", type=int, default=300, help="tokens of the prompt")
     parser.add_argument("--steps", type=int, default=64, help="tokens that are decoded")
-    parser.add_argument("--kernel", help="of prompts of Mamba-2: a family or an id, in place of what selection picks")
-    parser.add_argument("--json", type=Path, help="also write the rows here")
+    parser.add_argument("--store", action="store_true", help="keep the figures and bring docs/torch.md in line")
     options = parser.parse_args()
-    rows, wrong = [], []
-    print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}; relative norm of logits less PyTorch's in f32")
+    if options.store and set(options.models) != set(MODELS):
+        parser.error("--store wants all models: leave --models out")
+    document = header(logits_table.SUITE, "examples/transformers_models.py, random weights and tokens, one GPU")
+    document |= {"prompt": options.prompt, "steps": options.steps, "comparisons": []}
+    wrong = []
+    print(f"{document['device']}, torch {document['torch']}; relative norm of logits less PyTorch's in f32")
     for name in options.models:
-        of_model = compare(name, MODELS[name], options.prompt, options.steps, options.kernel)
-        rows += of_model
+        of_model = compare(name, MODELS[name], options.prompt, options.steps)
+        document["comparisons"] += of_model
         wrong += verdicts(of_model)
         print(f"{name} ({MODELS[name].like}), {options.prompt} tokens of prompt, {options.steps} decoded")
         for row in of_model:
-            figures = row.get("failed") or f"prefill {row['prefill']:.2e}  decode {row['decode']:.2e}"
-            print(f"  {row['dtype']:4}  {row['scan']:6}  {figures}  {' '.join(row.get('kernels', ()))}", flush=True)
+            distances = row.get("failed") or f"prefill {row['prefill']:.2e}  decode {row['decode']:.2e}"
+            kernels = " ".join(one["kernel"] for one in row["kernels"])
+            print(f"  {row['dtype']:4}  {row['scan']:6}  {distances}  {kernels}", flush=True)
         torch.cuda.empty_cache()
-    if options.json:
-        options.json.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
     for line in wrong:
         print(f"wrong: {line}", file=sys.stderr)
+    if options.store and not wrong:
+        store(document)
     return 1 if wrong else 0
 
 

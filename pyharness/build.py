@@ -182,7 +182,8 @@ def _write_if_changed(path: Path, data: bytes) -> bool:
     return True
 
 
-def _image_path(made: Image, build: Path) -> Path:
+def image_path(made: Image, build: Path = BUILD) -> Path:
+    """Where an image is put."""
     return build / "images" / made.target / f"{made.name}.{made.kind}"
 
 
@@ -228,7 +229,7 @@ def generate(
         _write_if_changed(sources[spec.id], render(spec).encode())
     spilled = {}
     for made in images:
-        path, local = _image_path(made, build), toolchain.worst([made], "local_bytes")
+        path, local = image_path(made, build), toolchain.worst([made], "local_bytes")
         if local:
             spilled[f"{made.name} for {made.target}"] = f"spills {local} bytes a thread; use more lanes or fewer rows"
             path.unlink(missing_ok=True)
@@ -332,7 +333,7 @@ def build(
             (generated / name).unlink()
         kept = set()
         for made in images:
-            path = _image_path(made, build)
+            path = image_path(made, build)
             _write_if_changed(path, made.data)
             kept.add(path)
         for path in set(build.glob("images/*/*")) - kept:

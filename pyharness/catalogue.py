@@ -74,8 +74,10 @@ _SSD: tuple[KernelSpec, ...] = (
     SsdSpec(d_state=_MEASURED, head_dim=80, io="bf16", rows=16, warps=5, segments=8),
     SsdSpec(d_state=256, head_dim=128, io="bf16", rows=16, warps=8, chunk=32, segments=8),
     # f32, as sums of two bf16 operands and rounded to tf32.
+    SsdSpec(d_state=_MEASURED, rows=32, warps=8, segments=8),
+    SsdSpec(d_state=_MEASURED, rows=16, warps=8, segments=4),
     *(SsdSpec(d_state=_MEASURED, rows=16, warps=4, chunk=chunk, segments=8) for chunk in (32, 64)),
-    SsdSpec(d_state=_MEASURED, rows=16, warps=4, chunk=32, segments=8, precision="tf32"),
+    SsdSpec(d_state=_MEASURED, rows=32, warps=4, chunk=32, segments=8, precision="tf32"),
 )
 
 CATALOGUE: tuple[KernelSpec, ...] = _RECURRENT + _UPDATE + _SELECTIVE + _SSD

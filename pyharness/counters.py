@@ -26,7 +26,7 @@ from pyharness import figures, gpus, measure, toolchain
 from pyharness.device import get
 from pyharness.errors import DeviceError, SsmError
 from pyharness.families import FAMILIES
-from pyharness.readme_tables import between
+from pyharness.markdown import between
 from pyharness.spec import parse_id
 from pyharness.workload import Point, Workload, point_named
 
@@ -208,10 +208,11 @@ def tables(folder: Path = FOLDER) -> str:
     paths = sorted(folder.glob("*.json"))
     if not paths:
         raise SsmError(f"counters were wanted in {folder.name}/, found none: run python -m pyharness.counters --store")
-    return "\n\n".join(_table(json.loads(path.read_text(encoding="utf-8"))) for path in paths)
+    return "\n\n".join(table(json.loads(path.read_text(encoding="utf-8"))) for path in paths)
 
 
-def _table(document: Mapping[str, Any]) -> str:
+def table(document: Mapping[str, Any]) -> str:
+    """The counters of one device as Markdown, a line a launch."""
     about, rows = document["about"], document["rows"]
     lines = [
         f"{about['device']}, driver {about['driver']}, {figures.days(sorted({row['date'] for row in rows}))}.",
@@ -274,7 +275,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             write_page()
     except SsmError as error:
         parser.exit(1, f"error: {error}\n")
-    Console(width=200, highlight=False).print(_table({"about": about, "rows": rows}), markup=False)
+    Console(width=200, highlight=False).print(table({"about": about, "rows": rows}), markup=False)
     return 0
 
 

@@ -22,10 +22,12 @@ from numpy.typing import NDArray
 
 from pyharness import figures, gpus, toolchain
 from pyharness.compare import relative_norm
+from pyharness.errors import exit_code
 from pyharness.families import UpdateSpec
+from pyharness.markdown import between
 from pyharness.oracle import oracle, quantised
 from pyharness.problem import DTYPES, ScanProblem
-from pyharness.readme_tables import README, between
+from pyharness.readme_tables import README
 from pyharness.scan import scan
 
 Float64 = NDArray[np.float64]
@@ -240,4 +242,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(exit_code(main))

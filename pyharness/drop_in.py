@@ -10,6 +10,7 @@ touches no memory outside the arrays.
 
 from __future__ import annotations
 
+import logging
 import struct
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping
@@ -25,12 +26,15 @@ from pyharness import build
 from pyharness.args import POINTERS
 from pyharness.binding import Outputs, bind
 from pyharness.device import image_target
-from pyharness.errors import DeviceError, InvalidProblem, Unsupported, WrongShape
+from pyharness.errors import DeviceError, InvalidProblem, NoKernel, Unsupported, WrongShape
+from pyharness.families import RecurrentSpec
 from pyharness.launcher import Launcher, LoadedKernel
 from pyharness.problem import ARRAY_DTYPES, ScanProblem, inner_contiguous
 from pyharness.scan import find_kernel
-from pyharness.select import Device
+from pyharness.select import Device, Features, unfit
 from pyharness.spec import Geometry, KernelSpec, Plan
+
+_log = logging.getLogger(__name__)
 
 Array = NDArray[Any]
 Tensor = Any
@@ -716,7 +720,7 @@ class DropIn:
         arrays = {name: framework.described(tensor) for name, tensor in tensors.items()}
         found = problem(arrays, convert, lists)
         gpu = self.launcher(place.ordinal)
-        spec = find_kernel(found, kernel, Device(gpu.name, gpu.target, gpu.shared_limit))
+        spec = _kernel(found, kernel, Device(gpu.name, gpu.target, gpu.shared_limit))
         loaded = gpu.loaded(spec) or self._load(gpu, spec, place)
         plan = spec.plan(found.geometry)
         y = described(framework.address(made["y"]), found.x.shape, _contiguous(found.x.shape), found.io)
@@ -743,6 +747,26 @@ class DropIn:
                 f"shape {list(array.shape)}: leave it out, and the framework's allocator gives one"
             )
         return given
+
+
+def _kernel(problem: DeviceProblem, kernel: str | None, device: Device) -> KernelSpec:
+    """What selection picks or what is named; where the catalogue has nothing, the kernel of `recurrent` for such types.
+
+    That one is compiled on its first call.
+
+    Raises:
+        NoKernel: there is none either, or what is named does not take the problem.
+    """
+    try:
+        return find_kernel(problem, kernel, device)
+    except NoKernel as nothing:
+        if kernel is not None:
+            raise
+        made = RecurrentSpec(d_state=problem.d_state, io=problem.io, state=problem.state_dtype)
+        if unfit(Features.of(problem), made, device):
+            raise
+        _log.warning("%s, which is not in the catalogue: %s", made.id, nothing)
+        return made
 
 
 def _no_copies(name: str, dtype: str, index: Index) -> Array:

@@ -5,7 +5,8 @@ Every message says what was wanted, what was found, and what to do about it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import sys
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -14,6 +15,15 @@ if TYPE_CHECKING:
 
 class SsmError(Exception):
     """Base of every error that this package raises on purpose."""
+
+
+def exit_code(program: Callable[[], int]) -> int:
+    """What a program ends with; an `SsmError` is its user's: 1, and the message in place of a traceback."""
+    try:
+        return program()
+    except SsmError as error:
+        sys.stderr.write(f"error: {error}\n")
+        return 1
 
 
 class InvalidProblem(SsmError, ValueError):

@@ -63,13 +63,23 @@ def is_peer(row: Mapping[str, Any]) -> bool:
 
 def dates(document: Mapping[str, Any], rows: Iterable[Mapping[str, Any]] | None = None) -> tuple[str, ...]:
     """On which days rows of a document were measured, by default all of them; ascending."""
-    found = {row.get("date", document["date"]) for row in (document["rows"] if rows is None else rows)}
+    found = {row.get("date", document["date"]) for row in (document.get("rows", ()) if rows is None else rows)}
     return tuple(sorted(found or {document["date"]}))
 
 
 def days(found: Sequence[str]) -> str:
     """Ascending dates in words: one day, or the first to the last."""
     return " to ".join(dict.fromkeys((found[0], found[-1])))
+
+
+def points(document: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
+    """The points of a document by name: those of one model together, by sequences and tokens."""
+
+    def place(item: tuple[str, Mapping[str, Any]]) -> tuple[Any, ...]:
+        sizes = ("job", "heads", "head_dim", "d_state", "groups", "io", "state", "sequences", "tokens")
+        return tuple(item[1][size] for size in sizes)
+
+    return sorted(document["points"].items(), key=place)
 
 
 def timed_at(document: Mapping[str, Any], point: str) -> list[Mapping[str, Any]]:

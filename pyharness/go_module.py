@@ -17,7 +17,10 @@ _SUFFIXES = (".go", ".c", ".h", ".md", ".mod")
 _SEMVER = re.compile(r"v(0|[1-9]\d*)\.(0|[1-9]\d*)\.(0|[1-9]\d*)(-[0-9A-Za-z.-]+)?")
 _MODULE = re.compile(r"[a-z0-9][a-z0-9.-]*\.[a-z]{2,}(/[A-Za-z0-9][A-Za-z0-9._~-]*)*")
 
-_SPDX = "// SPDX-License-Identifier: Apache-2.0\n\n"
+_LICENSE_LINE = "SPDX-License-Identifier: Apache-2.0"
+_SPDX = f"// {_LICENSE_LINE}\n\n"
+#: How a file says its licence, by the end of its name; JSON has no comments, and images are what the compiler made.
+_LICENSED = {".go": _SPDX, ".c": _SPDX, ".h": _SPDX, ".mod": _SPDX, ".md": f"<!-- {_LICENSE_LINE} -->\n\n"}
 
 
 def check_names(module: str, version: str) -> None:
@@ -57,8 +60,8 @@ def sources(module: str = PLACEHOLDER, folder: Path = SOURCES) -> dict[str, byte
 
 
 def licensed(name: str, text: str) -> str:
-    """A source with an SPDX line on top, where it has none."""
-    return text if not name.endswith((".go", ".c", ".h")) or "SPDX-License-Identifier" in text else _SPDX + text
+    """A text with an SPDX line on top, where it has none and can have one."""
+    return text if _LICENSE_LINE in text else _LICENSED.get(Path(name).suffix, "") + text
 
 
 def images_package(module: str, lane: str, target: str, family: str, kinds: set[str]) -> bytes:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from pyharness import figures, toolchain
-from pyharness.errors import SsmError
+from pyharness.errors import SsmError, exit_code
 from pyharness.figures import device_slug, fastest, ours_of, stored_path, timed_at
 
 FOLDER = toolchain.ROOT / "generated" / "history"
@@ -110,4 +110,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(exit_code(main))

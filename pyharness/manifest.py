@@ -248,6 +248,12 @@ def read_all(folder: Path = FOLDER) -> list[Row]:
     return [read(kernel_id, folder) for kernel_id in ids(folder)]
 
 
+def image_sha256(kernel: str, target: str, folder: Path = FOLDER) -> str:
+    """The sha256 of the image that is promised of a kernel for a target, empty where there is none."""
+    image = read(kernel, folder).targets.get(target) if (folder / f"{kernel}.json").is_file() else None
+    return image.sha256 if image else ""
+
+
 def check(row: Row, target: str, data: bytes) -> None:
     """Check that some bytes are the image that a row promises for a target.
 

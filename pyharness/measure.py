@@ -32,7 +32,7 @@ from pyharness.catalogue import CATALOGUE
 from pyharness.ceilings import RANGE_TILE, Ceilings
 from pyharness.compare import Errors
 from pyharness.device import Device, Graph, Memory, get, graphs_available, image_target
-from pyharness.errors import DeviceError, NoKernel, SsmError
+from pyharness.errors import DeviceError, NoKernel, SsmError, exit_code
 from pyharness.families import RecurrentSpec, SelectiveSpec, SsdSpec, UpdateSpec
 from pyharness.figures import is_peer, listing, stored_path
 from pyharness.spec import KernelSpec, parse_id
@@ -540,4 +540,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(exit_code(main))

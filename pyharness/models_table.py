@@ -2,43 +2,48 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Mapping
 from typing import Any
 
+from pyharness.markdown import wrapped
+
 #: The name of the stored file.
 SUITE = "models"
-_WIDTH = 120
 _MAMBA = "linear_attention"
 #: How the table names scans.
 _SCANS = {"padded": "`padded`, before", "triton": "mamba-ssm", "ours": "ours"}
 
 
 def rows(document: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """A row a point and scan that was timed.
+    """A row a point and scan that was timed, prompts first.
 
-    Each has point, scan and kernel; scan_us and layer_us, of one layer of Mamba-2; others_us, of all that is no such
-    layer; total_us, of the whole stack; share, of the scans in it, 0 to 1; and tokens_per_second.
+    Each has point, scan and kernel; scan_us and layer_us, of one layer of Mamba-2; scans_us, of the scans of all such
+    layers; others_us, of all that is no such layer; total_us, of the whole stack; share, of the scans in it, 0 to 1;
+    and tokens_per_second.
     """
     layers = document["layers"]
     found = []
-    for name, point in document["points"].items():
+    # Prompts first, then by how many sequences.
+    order = sorted(document["points"].items(), key=lambda item: (-item[1]["tokens"], item[1]["sequences"]))
+    for name, point in order:
         parts = {row["part"]: row["us"] for row in document["timings"] if row["point"] == name and "part" in row}
         others = sum(layers.get(part, 1) * us for part, us in parts.items())
         for row in document["timings"]:
             if row["point"] != name or "scan" not in row or "failed" in row:
                 continue
             total = others + layers[_MAMBA] * row["us"]
+            scans = layers[_MAMBA] * row["scan_us"]
             found.append(
                 {
                     "point": name,
                     "scan": row["scan"],
                     "kernel": row["kernel"],
                     "scan_us": row["scan_us"],
+                    "scans_us": scans,
                     "layer_us": row["us"],
                     "others_us": others,
                     "total_us": total,
-                    "share": layers[_MAMBA] * row["scan_us"] / total,
+                    "share": scans / total,
                     "tokens_per_second": 1e6 * point["sequences"] * point["tokens"] / total,
                 }
             )
@@ -53,12 +58,12 @@ def table(document: Mapping[str, Any]) -> str:
         f"transformers {document['transformers']}, {document['date']}. Layers of the size of {document['model']} as "
         f"transformers writes them, with random weights in {document['dtype']}, one layer after another so that all "
         f"weights are cold: {layers[_MAMBA]} x Mamba-2, {layers['moe']} x experts, {layers['full_attention']} x "
-        "attention, and the logits of one token a sequence. Microseconds of one scan, of the Mamba-2 layer around it, "
-        "and of the whole stack, of which the scans have a share. Experts, attention and convolution are PyTorch's: in "
-        "another engine the microseconds of a scan stay, the share does not."
+        "attention, and the logits of one token a sequence. Microseconds of one scan, of the scans of all layers, of "
+        "one Mamba-2 layer with its scan, and of the whole stack, of which the scans have a share. Experts, attention "
+        "and convolution are PyTorch's: in another engine the microseconds of the scans stay, the share does not."
     )
-    head = ("step", "scan", "kernel", "scan", "layer", "stack", "share", "tokens/s")
-    lines = ["| " + " | ".join(head) + " |", "| --- | --- | --- |" + " ---: |" * 5]
+    head = ("step", "scan", "kernel", "1 scan", f"{layers[_MAMBA]} scans", "layer", "stack", "share", "tokens/s")
+    lines = ["| " + " | ".join(head) + " |", "| --- | --- | --- |" + " ---: |" * 6]
     for row in rows(document):
         point = document["points"][row["point"]]
         step = f"prefill {point['sequences']} x {point['tokens']}"
@@ -69,6 +74,7 @@ def table(document: Mapping[str, Any]) -> str:
             _SCANS[row["scan"]],
             f"`{row['kernel']}`",
             f"{row['scan_us']:.1f}",
+            f"{row['scans_us']:.0f}",
             f"{row['layer_us']:.1f}",
             f"{row['total_us']:.0f}",
             f"{100 * row['share']:.1f} %",
@@ -76,5 +82,5 @@ def table(document: Mapping[str, Any]) -> str:
         )
         lines.append("| " + " | ".join(cells) + " |")
     missing = [f"{r['point']}, {r['scan']}: {r['failed']}" for r in document["timings"] if "failed" in r]
-    notes = [textwrap.fill(f"Not run: {'; '.join(missing)}", _WIDTH)] if missing else []
-    return "\n\n".join([textwrap.fill(prose, _WIDTH, break_on_hyphens=False), "\n".join(lines), *notes])
+    notes = [wrapped(f"Not run: {'; '.join(missing)}")] if missing else []
+    return "\n\n".join([wrapped(prose), "\n".join(lines), *notes])

@@ -17,7 +17,6 @@ import re
 import statistics
 import subprocess
 import sys
-import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime, timezone
@@ -26,9 +25,10 @@ from itertools import cycle
 from pathlib import Path
 from typing import Any
 
-from pyharness import figures, golden, gpus, manifest, package, readme_tables, toolchain
-from pyharness.errors import SsmError
-from pyharness.families import RecurrentSpec, UpdateSpec
+from pyharness import figures, golden, gpus, manifest, package, toolchain
+from pyharness.errors import SsmError, ToolchainError
+from pyharness.families import RecurrentSpec, SsdSpec, UpdateSpec
+from pyharness.markdown import between, wrapped
 from pyharness.select import Device, Features, choose
 from pyharness.spec import KernelSpec, parse_id
 from pyharness.workload import Point, Workload
@@ -38,21 +38,23 @@ SUITE = "native"
 POINTS = {"prefill_1x4096": (1, 4096), "decode_16x1": (16, 1)}
 #: Calls of a round as ssmvet has them, by kind: what starts a round is to be little of it.
 _CALLS, _ROUNDS = {"prefill": 40, "decode": 200}, 5
+_IO = ("f32", "bf16")
 #: Seconds that a binary may take.
 LIMIT = 80
 _FAMILIES = ("recurrent", "update", "ssd", "selective")
+_LANES = "catalogue/lanes.json"
 
 
-def timed(device: Device) -> tuple[KernelSpec, ...]:
-    """What is timed from Go and by PyCUDA: what selection takes at the Nano geometry, of all families, of recurrent."""
-    found: dict[str, KernelSpec] = {}
+def timed(device: Device) -> dict[str, tuple[KernelSpec, ...]]:
+    """What is timed from Go and by PyCUDA, by point: what selection takes there, of all families and of recurrent."""
+    found = {}
     for name in POINTS:
-        for io in ("f32", "bf16"):
+        ids = []
+        for io in _IO:
             features = Features(_point(name, io).geometry, io, "f32")
-            for family in (None, RecurrentSpec.family):
-                chosen = choose(features, device, family=family).id
-                found[chosen] = parse_id(chosen)
-    return tuple(found.values())
+            ids += [choose(features, device, family=family).id for family in (None, RecurrentSpec.family)]
+        found[name] = tuple(parse_id(chosen) for chosen in dict.fromkeys(ids))
+    return found
 
 
 def _point(name: str, io: str) -> Point:
@@ -60,20 +62,61 @@ def _point(name: str, io: str) -> Point:
     return Point(job, sequences, tokens, job == "decode", io=io)
 
 
+#: Kernels that the C example also runs by the launcher beside their source: one and two launches, decode.
+LAUNCHED = tuple(
+    spec.id
+    for spec in (
+        RecurrentSpec(d_state=16),
+        UpdateSpec(d_state=16),
+        SsdSpec(d_state=128, rows=16, warps=4, segments=8, precision="split"),
+    )
+)
+
 # Building.
 
 
-def build(folder: Path, arch: str = "sm_90,sm_90a") -> list[Path]:
+def launched(tree: Path, kernel: str, target: str = "sm_90") -> bytes:
+    """The C example of a package's tree that runs one kernel by its launcher and the CUDA runtime.
+
+    Raises:
+        ToolchainError: nvcc or cc refused it.
+    """
+    folder, flags = tree / "examples" / "c", toolchain.flags(parse_id(kernel).family)
+    host, source = [flag for flag in flags if "ptxas" not in flag], f"../../kernels/{kernel}.launch.cu"
+    nvcc, define = str(toolchain.find_compiler().nvcc), f"-DSSM_LAUNCHER=ssm_launch_{kernel}"
+    system = ("-lstdc++", "-ldl", "-lpthread", "-lrt", "-lm")
+    libraries = (f"-L{toolchain.cuda_library_dir()}", "-lcudart_static", *system)
+    commands = (
+        [nvcc, *host, f"-arch={target}", "-c", "-o", "launch.o", source],
+        ["cc", "-O2", "-I../../include", define, "-o", "launched", "scan.c", "launch.o", *libraries],
+    )
+    for command in commands:
+        done = subprocess.run(command, cwd=folder, text=True, capture_output=True, check=False)
+        if done.returncode:
+            raise ToolchainError(f"{' '.join(command)} was to succeed, ended with {done.returncode}:\n{done.stderr}")
+    return (folder / "launched").read_bytes()
+
+
+def build(folder: Path, arch: str = "sm_90,sm_90a", nvcc: str = "") -> list[Path]:
     """Make the folder that a GPU machine is given; what was in it is replaced.
+
+    Args:
+        arch: targets.
+        nvcc: of another CUDA major version: ssmvet then also has the lane that it makes, unproven images among them.
 
     Raises:
         SsmError: a tool is missing, or generated/ is stale.
     """
     made = package.package(arch, dist=folder.with_name(folder.name + "-dist"))
     tree = package.write_tree(made.files, folder.with_name(folder.name + "-tree"))
+    stage = golden.stage_go(arch.split(",")[0], folder=folder.with_name(folder.name + "-stage"))
+    lanes = made
+    if nvcc:
+        dist = folder.with_name(folder.name + "-lanes-dist")
+        lanes = package.package(arch, nvcc=nvcc, include_unproven=True, dist=dist)
     binaries = {
-        "ssmvet": next(path for path in made.paths if path.name == "ssmvet").read_bytes(),
-        "ssmscan.test": golden.build_go_test(golden.stage_go(arch.split(",")[0])).read_bytes(),
+        "ssmvet": next(path for path in lanes.paths if path.name == "ssmvet").read_bytes(),
+        "ssmscan.test": golden.build_go_test(stage).read_bytes(),
     }
     example = tree / "examples" / "go"
     golden.run_go(["build", *package.VET_FLAGS, "-tags", "cuda", "-o", "stack", "."], example, cgo=True)
@@ -83,10 +126,12 @@ def build(folder: Path, arch: str = "sm_90,sm_90a") -> list[Path]:
     command = ["cc", "-O2", "-I../../include", "-o", "scan", "scan.c", "-ldl", "-lm"]
     subprocess.run(command, cwd=tree / "examples" / "c", check=True)
     binaries["scan"] = (tree / "examples" / "c" / "scan").read_bytes()
+    binaries |= {f"launched-{kernel}": launched(tree, kernel) for kernel in LAUNCHED}
     # The C example reads images and vectors as a package has them.
     kept = {name: data for name, data in made.files.items() if name.startswith(("images/", "examples/c/vectors/"))}
-    staged = golden.STAGE / "testdata"
+    staged = stage / "testdata"
     kept |= {f"testdata/{p.relative_to(staged)}": p.read_bytes() for p in staged.rglob("*") if p.is_file()}
+    kept[_LANES] = lanes.files[_LANES]
     package.write_tree(kept | binaries, folder)
     for name in binaries:
         (folder / name).chmod(0o755)
@@ -132,41 +177,70 @@ def _tests(folder: Path, out: Path, name: str) -> dict[str, Any]:
 
 
 def _devices(folder: Path, out: Path) -> dict[str, Any]:
-    """Goroutines on every device of the machine, also those that this process was not given."""
+    """Two devices of the machine at once, from Go and from C, also such that this process was not given."""
     every = {name: value for name, value in os.environ.items() if name != "CUDA_VISIBLE_DEVICES"}
-    command = ["./example.test", "-test.v", "-test.run", "TestManyGoroutinesAndTwoDevices"]
-    text = run(command, folder, out, "devices", every)
-    count = re.search(r"(\d+) devices$", text, re.MULTILINE)
-    if count is None or "--- PASS: TestManyGoroutinesAndTwoDevices " not in text:
-        raise SsmError(f"goroutines were to scan on all devices, found:\n{text[-2000:]}")
-    return {"devices": int(count[1])}
+    text = run(["./example.test", "-test.v", "-test.run", "OnTwoDevicesAtOnce$"], folder, out, "devices", every)
+    few = re.search(r"want two devices, have (\d+)", text)
+    if few:
+        return {"devices": int(few[1])}
+    kernels = re.findall(r"--- PASS: TestEveryKernelOnTwoDevicesAtOnce/", text)
+    goroutines = re.findall(r"--- PASS: TestGoroutinesOnTwoDevicesAtOnce/", text)
+    if not kernels or not goroutines or "--- SKIP" in text:
+        raise SsmError(f"goroutines and kernels were to run on two devices, found:\n{text[-2000:]}")
+    checked = _c_example(folder, out, "scan-devices", ("-devices", "2"), every)
+    return {"devices": 2, "kernels": len(kernels), "goroutines": len(goroutines), "c": checked["passed"]}
 
 
-def _c_example(folder: Path, out: Path) -> dict[str, Any]:
+def _c_example(
+    folder: Path,
+    out: Path,
+    name: str = "scan",
+    options: Sequence[str] = (),
+    environment: Mapping[str, str] | None = None,
+    program: str = "scan",
+) -> dict[str, Any]:
     vectors = sorted(str(path.relative_to(folder)) for path in (folder / "examples/c/vectors").glob("*.flat"))
-    text = run(["./scan", ".", *vectors], folder, out, "scan")
+    text = run([f"./{program}", *options, ".", *vectors], folder, out, name, environment)
     return {"passed": len(re.findall(r"^ok ", text, re.MULTILINE))}
 
 
-def _vet(folder: Path, out: Path, family: str) -> dict[str, Any]:
-    target = out.resolve() / f"ssmvet-{family}.json"
-    run(["./ssmvet", "-quick", "-family", family, "-out", str(target)], folder, out, f"ssmvet-{family}")
+def _launchers(folder: Path, out: Path) -> dict[str, Any]:
+    """The C example by launchers; each runs one vector at least."""
+    passed = [_c_example(folder, out, name, program=name)["passed"] for name in (f"launched-{k}" for k in LAUNCHED)]
+    if not all(passed):
+        raise SsmError(f"{', '.join(LAUNCHED)} were to run a golden vector each by their launchers, found {passed}")
+    return {"passed": sum(passed), "kernels": len(passed)}
+
+
+def _vet(folder: Path, out: Path, option: str, value: str) -> dict[str, Any]:
+    target = out.resolve() / f"ssmvet-{value}.json"
+    run(["./ssmvet", "-quick", option, value, "-out", str(target)], folder, out, f"ssmvet-{value}")
     images = json.loads(target.read_text(encoding="utf-8"))["images"]
     return {"passed": len(images), "cases": sum(image["cases"] for image in images.values())}
+
+
+def _older_lanes(folder: Path) -> dict[str, str]:
+    """The lanes beside the first one by name, with the version of their compiler."""
+    lanes = json.loads((folder / _LANES).read_text(encoding="utf-8"))
+    return {name: lane["compiler"] for name, lane in lanes.items() if name != package.first_lane()}
 
 
 def prove(folder: Path, out: Path) -> dict[str, Any]:
     """Run the launch test, the example's tests, the C example and ssmvet, at the same time.
 
     Returns:
-        "checks": what passed by name, or "failed" with the reason. It is stored.
+        "checks": what passed by name, or "failed" with the reason; "lanes": the same of lanes for older drivers, with
+        the version of their compiler. It is stored.
     """
     jobs: dict[str, Callable[[], dict[str, Any]]] = {
         "golden": partial(_tests, folder, out, "ssmscan.test"),
         "engine": partial(_tests, folder, out, "example.test"),
         "c": partial(_c_example, folder, out),
+        "launchers": partial(_launchers, folder, out),
     }
-    jobs |= {f"ssmvet {family}": partial(_vet, folder, out, family) for family in _FAMILIES}
+    jobs |= {f"ssmvet {family}": partial(_vet, folder, out, "-family", family) for family in _FAMILIES}
+    lanes = _older_lanes(folder)
+    jobs |= {lane: partial(_vet, folder, out, "-lane", lane) for lane in lanes}
 
     def attempt(job: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         try:
@@ -175,7 +249,11 @@ def prove(folder: Path, out: Path) -> dict[str, Any]:
             return {"failed": str(error)}
 
     with ThreadPoolExecutor(len(jobs)) as pool:
-        found = {"checks": dict(zip(jobs, pool.map(attempt, jobs.values()), strict=True))}
+        ended = dict(zip(jobs, pool.map(attempt, jobs.values()), strict=True))
+    found: dict[str, Any] = {"checks": {name: one for name, one in ended.items() if name not in lanes}}
+    if lanes:
+        today = datetime.now(timezone.utc).date().isoformat()
+        found["lanes"] = {lane: {"compiler": version, "date": today} | ended[lane] for lane, version in lanes.items()}
     store(out, found)
     return found
 
@@ -213,12 +291,6 @@ def stack_figures(text: str) -> dict[str, Any]:
     }
 
 
-def job_of(spec: KernelSpec) -> str:
-    """What a kernel is for: "decode" or "prefill"."""
-    few = isinstance(spec, RecurrentSpec) and spec.few_tokens
-    return "decode" if few or isinstance(spec, UpdateSpec) else "prefill"
-
-
 def shipped(folder: Path, spec: KernelSpec, target: str) -> toolchain.Image:
     """The image that a folder of `build` has, which is the one of the manifest.
 
@@ -233,7 +305,9 @@ def shipped(folder: Path, spec: KernelSpec, target: str) -> toolchain.Image:
     return toolchain.Image(spec.id, target, image.kind, data, usage, "", 0.0)
 
 
-def pycuda_times(folder: Path, kernels: Sequence[KernelSpec], ordinal: int = 0) -> dict[tuple[str, str], float]:
+def pycuda_times(
+    folder: Path, kernels: Mapping[str, Sequence[KernelSpec]], ordinal: int = 0
+) -> dict[tuple[str, str], float]:
     """Microseconds of a call by kernel and point: the median of rounds of calls in turn on a stream, data cold.
 
     Raises:
@@ -242,19 +316,15 @@ def pycuda_times(folder: Path, kernels: Sequence[KernelSpec], ordinal: int = 0) 
     from pyharness.device import get, image_target
 
     device, found = get(ordinal), {}
-    for name in POINTS:
-        job = name.split("_")[0]
-        for io in ("f32", "bf16"):
+    for name, specs in kernels.items():
+        for io in _IO:
             point = _point(name, io)
-            own = [spec for spec in kernels if spec.io == io and job_of(spec) == job]
-            if not own:
-                continue
             workload = Workload(device, point)
-            for spec in own:
+            for spec in (each for each in specs if each.io == io):
                 arguments, plan = workload.arguments(spec), spec.plan(point.geometry)
                 kernel = device.kernel(spec, shipped(folder, spec, image_target(spec, device.capability, device.name)))
                 calls = [partial(kernel.launch, plan, each) for each in arguments]
-                found[spec.id, name] = _stream_time(device, calls, _CALLS[job])
+                found[spec.id, name] = _stream_time(device, calls, _CALLS[point.job])
             workload.free()
     return found
 
@@ -285,7 +355,7 @@ def beside_pycuda(folder: Path, out: Path, turns: int = 2) -> list[dict[str, Any
     theirs: dict[tuple[str, str], list[float]] = {}
     for turn in range(turns):
         target = out.resolve() / f"ssmvet-timed-{turn}.json"
-        names = ",".join(spec.id for spec in kernels)
+        names = ",".join(dict.fromkeys(spec.id for specs in kernels.values() for spec in specs))
         run(["./ssmvet", "-kernels", names, "-out", str(target)], folder, out, f"ssmvet-timed-{turn}")
         for image in json.loads(target.read_text(encoding="utf-8"))["images"].values():
             for point, us in image["microseconds"].items():
@@ -358,7 +428,6 @@ def store(out: Path, parts: Mapping[str, Any]) -> Path:
 PAGE = toolchain.ROOT / "docs" / "embedding.md"
 #: Microseconds of CPU that a launch may add, milliseconds that opening a family may take, and Go's time over PyCUDA's.
 MOST_ADDED_US, MOST_OPENING_MS, MOST_RATIO = 3.0, 200.0, 1.02
-_WIDTH = 120
 
 
 def page_table(found: Mapping[str, Any]) -> str:
@@ -369,7 +438,10 @@ def page_table(found: Mapping[str, Any]) -> str:
         if name in found:
             parts.append(table(found[name]))
     if "checks" in found:
-        parts.append(_checks_line(found["checks"], found.get("goroutines", {}).get("devices", 1)))
+        parts.append(_checks_line(found["checks"]))
+    if found.get("goroutines", {}).get("devices", 1) > 1:
+        parts.append(_devices_line(found["goroutines"]))
+    parts += [_lane_line(lane, one) for lane, one in found.get("lanes", {}).items()]
     return "\n\n".join(parts)
 
 
@@ -410,26 +482,45 @@ def _beside_table(rows: Sequence[Mapping[str, Any]]) -> str:
 def _stack_table(found: Mapping[str, Any]) -> str:
     rates = found["tokens_per_second"]
     shares = "; ".join(f"{one['percent']:.1f} % {one['phase']} `{one['kernel']}`" for one in found["shares"])
-    return textwrap.fill(
+    return wrapped(
         f"`examples/go`, a stack of 23 layers at the Nano geometry: prefill {rates['prefill']:.0f} tokens/s, decode "
         f"{rates['decode']:.0f} tokens/s of scan alone, rows against float64 {found['error']} allowed. Of its time: "
-        f"{shares}.",
-        _WIDTH,
-        break_on_hyphens=False,
+        f"{shares}."
     )
 
 
-def _checks_line(checks: Mapping[str, Mapping[str, Any]], devices: int) -> str:
+def _devices_line(found: Mapping[str, int]) -> str:
+    return wrapped(
+        f"On {found['devices']} of these cards at once, in one process: {found['goroutines']} goroutines that each had "
+        f"a launch in flight on both, {found['kernels']} kernels by their own cases with the same bits on both, and "
+        f"{found['c']} runs of the C example; all right."
+    )
+
+
+def _lane_line(lane: str, found: Mapping[str, Any]) -> str:
+    return wrapped(
+        f"Lane `{lane}`, made by nvcc {found['compiler']}: {found['passed']} images passed {found['cases']} cases of "
+        f"ssmvet there on {found['date']}."
+    )
+
+
+def _failed(found: Mapping[str, Any]) -> dict[str, str]:
+    """The parts that failed, with the reason."""
+    named = {**found.get("checks", {}), **found.get("lanes", {})}
+    return dict(found.get("failed", {})) | {name: one["failed"] for name, one in named.items() if "failed" in one}
+
+
+def _checks_line(checks: Mapping[str, Mapping[str, Any]]) -> str:
     names = {
         "golden": "launch tests with golden vectors",
         "engine": "tests of an engine",
         "c": "runs of the C example",
+        "launchers": "runs of it by `ssm_launch_<id>` and the CUDA runtime",
     }
     told = [f"{checks[name]['passed']} {text}" for name, text in names.items() if "passed" in checks.get(name, {})]
     vetted = {name.removeprefix("ssmvet "): one for name, one in checks.items() if name.startswith("ssmvet ")}
-    told += [f"goroutines on {devices} devices at once"] if devices > 1 else []
     told += [f"{one['passed']} images of `{name}` by ssmvet" for name, one in vetted.items() if "passed" in one]
-    return textwrap.fill(f"Passed there: {', '.join(told)}.", _WIDTH, break_on_hyphens=False)
+    return wrapped(f"Passed there: {', '.join(told)}.")
 
 
 def refreshed(text: str, folder: Path = figures.BENCH) -> str:
@@ -439,7 +530,7 @@ def refreshed(text: str, folder: Path = figures.BENCH) -> str:
         SsmError: nothing is stored, or the page has not the markers.
     """
     tables = "\n\n".join(page_table(found) for found in figures.stored(SUITE, folder))
-    return readme_tables.between(text, SUITE, tables, PAGE.name)
+    return between(text, SUITE, tables, PAGE.name)
 
 
 #: Lines of what the binaries print that are kept: of tests their verdicts.
@@ -449,10 +540,11 @@ _KEPT = re.compile(r"^\s*(--- |ok |PASS|FAIL|WRONG|Benchmark|cpu:|[\d.]+ % |pref
 def _printed(out: Path) -> dict[str, str]:
     """What the test binaries, the example and the C example printed, by name."""
     names = {
-        "tests": ("ssmscan.test", "example.test", "devices"),
+        "tests": ("ssmscan.test", "example.test"),
+        "devices": ("devices", "scan-devices"),
         "bench": ("bench",),
         "stack": ("stack",),
-        "c": ("scan",),
+        "c": ("scan", *(f"launched-{kernel}" for kernel in LAUNCHED)),
     }
     found = {}
     for name, files in names.items():
@@ -473,8 +565,7 @@ def keep(out: Path, folder: Path = figures.BENCH, page: Path = PAGE) -> Path:
     if not source.is_file():
         raise SsmError(f"{source} was wanted, found no such file: run `python -m pyharness.native time` on a GPU")
     found = json.loads(source.read_text(encoding="utf-8"))
-    failed = found.get("failed", {}) | {n: c["failed"] for n, c in found.get("checks", {}).items() if "failed" in c}
-    if failed:
+    if failed := _failed(found):
         raise SsmError(f"figures of which no part failed were wanted, found {failed}")
     path = folder / figures.device_slug(found["device"]) / f"{SUITE}.json"
     before = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
@@ -491,12 +582,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("action", choices=("build", "prove", "time", "store"))
     parser.add_argument("folder", type=Path)
     parser.add_argument("out", type=Path, nargs="?")
+    parser.add_argument("--nvcc", default="", help="build: of another CUDA major version, for a second lane")
     options = parser.parse_args(arguments)
     if options.action in ("prove", "time") and options.out is None:
         parser.error(f"{options.action} wants a folder for what it finds")
     try:
         if options.action == "build":
-            sys.stdout.write("".join(f"{path}\n" for path in build(options.folder)))
+            sys.stdout.write("".join(f"{path}\n" for path in build(options.folder, nvcc=options.nvcc)))
             return 0
         if options.action == "store":
             sys.stdout.write(f"{keep(options.folder)}\n")
@@ -507,8 +599,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stderr.write(f"error: {error}\n")
         return 1
     sys.stdout.write(json.dumps(parts, indent=1) + "\n")
-    failed = parts.get("failed") or any("failed" in check for check in parts.get("checks", {}).values())
-    return 1 if failed else 0
+    return 1 if _failed(parts) else 0
 
 
 if __name__ == "__main__":

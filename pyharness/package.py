@@ -154,12 +154,12 @@ def pinned_lane(
     return Lane(compiler, rows, images)
 
 
-def second_compiler(nvcc: str) -> Compiler:
+def second_compiler(nvcc: str, targets: Sequence[str]) -> Compiler:
     """The compiler of a second lane.
 
     Raises:
         SsmError: it is of the first lane's major version.
-        ToolchainError: there is no such compiler.
+        ToolchainError: there is no such compiler, or it does not know a target.
     """
     compiler = toolchain.find_compiler(nvcc)
     if compiler.version.split(".")[0] == toolchain.PINNED_VERSION.split(".")[0]:
@@ -167,6 +167,7 @@ def second_compiler(nvcc: str) -> Compiler:
             f"--nvcc makes a second lane, for older drivers: an nvcc of another major version than "
             f"{toolchain.PINNED_VERSION} was wanted, such as 12.9, found {compiler.version}"
         )
+    toolchain.check_targets(compiler, targets)
     return compiler
 
 
@@ -346,9 +347,8 @@ def contents(module: str, version: str, lanes: Mapping[str, Lane], proofs: grade
     files |= _catalogue(lanes, proofs) | _image_files(lanes, module) | _kernel_files(lanes, proofs)
     files |= _golden_files() | _example_files(module)
     files["LICENSE"] = (ROOT / "LICENSE").read_bytes()
-    files["README.md"] = (ROOT / "docs" / "embedding.md").read_text(encoding="utf-8").replace(
-        go_module.PLACEHOLDER, module
-    ).encode()  # fmt: skip
+    page = (ROOT / "docs" / "embedding.md").read_text(encoding="utf-8").replace(go_module.PLACEHOLDER, module)
+    files["README.md"] = go_module.licensed("README.md", page).encode()
     files = dict(sorted(files.items()))
     index = _index(f"{NAME}-{version}", module, version, lanes, files)
     first = {INDEX: index, INDEX_SHA: f"{hashlib.sha256(index).hexdigest()}  {INDEX}\n".encode()}
@@ -457,7 +457,7 @@ def package(
         known = ", ".join(sorted({spec.family for spec in catalogue}))
         raise NoKernel(f"--family must name some of {known}, found {', '.join(missing) or repr(family)}")
     cache = toolchain.CACHE
-    other = second_compiler(nvcc) if nvcc else None  # refused before anything is compiled
+    other = second_compiler(nvcc, names) if nvcc else None  # refused before anything is compiled
     made = [pinned_lane(specs, names, workers, track, cache)]
     if other is not None:
         made.append(second_lane(specs, names, other, workers, track, cache))

@@ -11,7 +11,7 @@ from typing import Any
 from pyharness import replay, suite, toolchain
 from pyharness.errors import SsmError
 from pyharness.fuzz import Tally
-from pyharness.readme_tables import between
+from pyharness.markdown import between
 from pyharness.replay import Row
 
 PAGE = toolchain.ROOT / "docs" / "proof.md"

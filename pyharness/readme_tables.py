@@ -1,14 +1,12 @@
-"""The tables of README.md, as Markdown, from stored figures and the manifest."""
+"""The tables of figures of README.md and docs/, as Markdown, from what is stored and the manifest."""
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pyharness import manifest, models_table, toolchain
-from pyharness.errors import SsmError
+from pyharness import gaps, logits_table, manifest, models_table, toolchain
 from pyharness.figures import (
     BENCH,
     best_peer,
@@ -18,14 +16,18 @@ from pyharness.figures import (
     fastest_of_ours,
     is_peer,
     ours_of,
+    points,
     state_mib,
     stored,
     timed_at,
 )
 from pyharness.listing import table
+from pyharness.markdown import between, wrapped
 from pyharness.spec import parse_id
 
 README = toolchain.ROOT / "README.md"
+#: Pages of suites that the README does not show.
+_PAGES = {logits_table.SUITE: toolchain.ROOT / "docs" / "torch.md"}
 #: What the README's sample listing shows, of what `invoke generate` lists for a d_state: one target.
 _SAMPLE, _SAMPLE_TARGET = ("recurrent", 128, "f32", "f32"), "sm_90"
 #: What the foundation set out to reach in f32 on an H200.
@@ -33,7 +35,6 @@ PREFILL_GOAL_US, PREFILL_GOAL_OF_PADDED, DECODE_GOAL = 450.0, 3.0, 1.10
 #: What Mamba-1 is to reach: peers' times over ours in prefill and decode, and decode's time over its ceiling from some
 #: MiB of states on.
 MAMBA1_PREFILL_GOAL, MAMBA1_DECODE_GOAL, MAMBA1_CEILING_GOAL, MAMBA1_LARGE_MIB = 1.5, 1.0, 1.05, 64
-_WIDTH = 120
 
 
 def readme_table(suite: str, folder: Path = BENCH) -> str:
@@ -49,6 +50,7 @@ def readme_table(suite: str, folder: Path = BENCH) -> str:
         "selective": _mamba1_table,
         "launch": _launch_table,
         models_table.SUITE: models_table.table,
+        logits_table.SUITE: logits_table.table,
     }
     table_of = tables.get(suite, _device_table)
     return "\n\n".join(table_of(document) for document in stored(suite, folder))
@@ -76,10 +78,10 @@ def _decode_table(document: Mapping[str, Any]) -> str:
         "last."
     )
     lines = ["| " + " | ".join(head) + " |", "| --- |" + " ---: |" * 5 + " --- | ---: | ---: | --- |"]
-    for name, point in document["points"].items():
+    for name, point in points(document):
         lines.append("| " + " | ".join(_decode_cells(point, timed_at(document, name))) + " |")
-    findings = [_wrapped(goals_) for goals_ in [decode_goals(document)] if goals_]
-    return "\n\n".join([_wrapped(prose), "\n".join(lines), *findings, *_not_run(document)])
+    findings = [wrapped(goals_) for goals_ in [decode_goals(document)] if goals_]
+    return "\n\n".join([wrapped(prose), "\n".join(lines), *findings, *_not_run(document)])
 
 
 def decode_goals(document: Mapping[str, Any]) -> str:
@@ -136,10 +138,11 @@ def decode_goals(document: Mapping[str, Any]) -> str:
 
 
 def _not_run(document: Mapping[str, Any]) -> list[str]:
-    """Why kernels that were timed nowhere were not."""
+    """Why kernels that were timed nowhere were not, and which points lack a time of ours or of a peer."""
     ran = {row["kernel"] for row in document["rows"] if "us" in row}
     missing = {row["kernel"]: row["failed"] for row in document["rows"] if "failed" in row and row["kernel"] not in ran}
-    return [_wrapped(f"Not run at any point: {kernel}: {why}") for kernel, why in missing.items()]
+    lines = [f"Not run at any point: {kernel}: {why}" for kernel, why in missing.items()]
+    return [wrapped(line) for line in [*lines, *gaps.sentences(document)]]
 
 
 def _decode_cells(point: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -181,7 +184,7 @@ def _mamba1_table(document: Mapping[str, Any]) -> str:
     lines = ["| " + " | ".join(head) + " |", "| --- | --- | ---: | --- | ---: | --- | ---: |"]
     gains: dict[str, list[float]] = {"prefill": [], "decode": []}
     over: list[float] = []
-    for name, point in document["points"].items():
+    for name, point in points(document):
         rows = timed_at(document, name)
         ours = fastest(ours_of(rows))
         peer = best_peer(rows)
@@ -190,8 +193,8 @@ def _mamba1_table(document: Mapping[str, Any]) -> str:
             gains[point["job"]].append(peer["us"]["median"] / ours["us"]["median"])
         if ours and point["job"] == "decode" and state_mib(point) >= MAMBA1_LARGE_MIB:
             over.append(ours["ratio"])
-    findings = [_wrapped(goals_) for goals_ in [mamba1_goals(gains, over)] if goals_]
-    return "\n\n".join([_wrapped(prose), "\n".join(lines), *findings, *_not_run(document)])
+    findings = [wrapped(goals_) for goals_ in [mamba1_goals(gains, over)] if goals_]
+    return "\n\n".join([wrapped(prose), "\n".join(lines), *findings, *_not_run(document)])
 
 
 def _mamba1_cells(
@@ -250,13 +253,13 @@ def _prefill_table(document: Mapping[str, Any]) -> str:
         "errors against the float64 oracle in relative norm, ours / the peer's."
     )
     lines = ["| " + " | ".join(head) + " |", "| --- | ---: | ---: | ---: | --- |" + " ---: |" * 5]
-    for name, point in document["points"].items():
+    for name, point in points(document):
         rows = timed_at(document, name)
         for precision in _PRECISIONS if point["io"] == "f32" else ("",):
             cells = _prefill_cells(point, rows, precision)
             if cells:
                 lines.append("| " + " | ".join(cells) + " |")
-    return "\n\n".join([_wrapped(prose), "\n".join(lines), *_not_run(document)])
+    return "\n\n".join([wrapped(prose), "\n".join(lines), *_not_run(document)])
 
 
 def _prefill_cells(point: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], precision: str) -> list[str]:
@@ -308,11 +311,7 @@ def _launch_table(document: Mapping[str, Any]) -> str:
             us = [f"{row[kind]['median']:.2f}" if kind in row else "-" for kind in _LAUNCH_KINDS]
             lines.append(f"| {name} | {row.get('launches', '-')} | {' | '.join(us)} |")
     missing = [f"Not run: {row['kernel']}: {row['failed']}" for row in document["rows"] if "failed" in row]
-    return "\n\n".join([_wrapped(prose), "\n".join(lines), *map(_wrapped, missing)])
-
-
-def _wrapped(prose: str) -> str:
-    return textwrap.fill(prose, _WIDTH, break_long_words=False, break_on_hyphens=False)
+    return "\n\n".join([wrapped(prose), "\n".join(lines), *map(wrapped, missing)])
 
 
 def _device_table(document: Mapping[str, Any]) -> str:
@@ -320,7 +319,7 @@ def _device_table(document: Mapping[str, Any]) -> str:
     for name, point in document["points"].items():
         by_shape.setdefault(tuple(point[size] for size in _SHAPE), []).append(name)
     parts = [
-        _wrapped(
+        wrapped(
             f"{_title(document)}. Microseconds of one call whose data are cold: rotating problems keep them out of the "
             "L2 cache. In brackets the time as a multiple of the ceiling."
         )
@@ -330,7 +329,7 @@ def _device_table(document: Mapping[str, Any]) -> str:
         parts.append(f"{heads} heads x {head_dim} head_dim x {d_state} d_state, {groups} groups, {io}, state {state}:")
         parts.append(_shape_table(document, io, sorted(names, reverse=True)))
     findings = [text for text in (goals(document), compile_time_sizes(document)) if text]
-    return "\n\n".join([*parts, *map(_wrapped, findings)])
+    return "\n\n".join([*parts, *map(wrapped, findings), *_not_run(document)])
 
 
 def _shape_table(document: Mapping[str, Any], io: str, names: Sequence[str]) -> str:
@@ -344,14 +343,15 @@ def _shape_table(document: Mapping[str, Any], io: str, names: Sequence[str]) -> 
     for kernel in dict.fromkeys(row["kernel"] for row in rows):
         found = {row["point"]: row for row in rows if row["kernel"] == kernel}
         cells = [f"{found[n]['us']['median']:.1f} ({found[n]['ratio']:.2f}x)" if n in found else "" for n in names]
-        lines.append(f"| `{kernel}` | " + " | ".join(cells) + " |")
+        name = kernel if any(map(is_peer, found.values())) else f"`{kernel}`"
+        lines.append(f"| {name} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
 
 def _timed(document: Mapping[str, Any], job: str) -> list[Mapping[str, Any]]:
-    """The rows of a job in f32, fastest first."""
+    """Our rows of a job in f32, fastest first."""
     names = {name for name, point in document["points"].items() if (point["job"], point["io"]) == (job, "f32")}
-    rows = [row for row in document["rows"] if row["point"] in names and "us" in row]
+    rows = [row for row in ours_of(document["rows"]) if row["point"] in names and "us" in row]
     return sorted(rows, key=lambda row: row["us"]["median"])
 
 
@@ -437,42 +437,39 @@ def sample_listing(folder: Path = manifest.FOLDER) -> list[dict[str, Any]]:
     return rows
 
 
-def between(text: str, name: str, content: str, page: str = "README.md") -> str:
-    """A text with other content between its lines `<!-- NAME -->` and `<!-- /NAME -->`.
+def page_of(suite: str) -> Path:
+    """The page that shows the figures of a suite."""
+    return _PAGES.get(suite, README)
+
+
+def refreshed_page(
+    text: str, suite: str, folder: Path = BENCH, rows: Path = manifest.FOLDER, page: str = README.name
+) -> str:
+    """A page with the figures of a suite, and where it has it the sample listing, as they are stored.
 
     Raises:
-        SsmError: it has not these lines; the message names the page.
+        SsmError: nothing is stored, or the page has not the markers.
     """
-    first, last = f"<!-- {name} -->", f"<!-- /{name} -->"
-    before, found, rest = text.partition(first)
-    _, ended, after = rest.partition(last)
-    if not found or not ended:
-        raise SsmError(f"{page}: the lines {first} and {last} were wanted, found {text.count(first)} of the first")
-    return f"{before}{first}\n{content}\n{last}{after}"
+    text = between(text, f"bench:{suite}", readme_table(suite, folder), page)
+    if page != README.name:
+        return text
+    return between(text, "listing", f"```\n{table(sample_listing(rows))}\n```", page)
 
 
-def refreshed_readme(text: str, suite: str, folder: Path = BENCH, rows: Path = manifest.FOLDER) -> str:
-    """The README with the figures of a suite and the sample listing as they are stored.
-
-    Raises:
-        SsmError: nothing is stored, or the README has not the markers.
-    """
-    text = between(text, f"bench:{suite}", readme_table(suite, folder))
-    return between(text, "listing", f"```\n{table(sample_listing(rows))}\n```")
-
-
-def write_readme(suite: str, path: Path = README, folder: Path = BENCH, rows: Path = manifest.FOLDER) -> bool:
-    """Bring the README in line with what is stored; whether that changed it.
+def write_page(suite: str, path: Path | None = None, folder: Path = BENCH, rows: Path = manifest.FOLDER) -> bool:
+    """Bring the page of a suite in line with what is stored; whether that changed it.
 
     Args:
+        path: of the page, by default that in the repository.
         folder: the stored figures.
         rows: the manifest, of which the sample listing is made.
 
     Raises:
-        SsmError: nothing is stored, or the README has not the markers.
+        SsmError: nothing is stored, or the page has not the markers.
     """
+    path = path or page_of(suite)
     text = path.read_text(encoding="utf-8")
-    changed = refreshed_readme(text, suite, folder, rows)
+    changed = refreshed_page(text, suite, folder, rows, path.name)
     if changed != text:
         toolchain.publish(path, changed.encode())
     return changed != text

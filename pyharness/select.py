@@ -326,14 +326,25 @@ def measured_entries(documents: Iterable[Mapping[str, Any]]) -> tuple[Entry, ...
 
 
 def timings(documents: Iterable[Mapping[str, Any]]) -> Iterator[Entry]:
-    """Every timing of our kernels in stored benches as an entry: in the order of the sequences, not of the slots."""
+    """Every timing of our kernels in stored benches as an entry: in the order of the sequences, not of the slots.
+
+    Of a kernel that was timed at a problem with the bytes that the manifest has, timings of other bytes do not count.
+    """
+    found = list(_timings(documents))
+    renewed = {(_key(entry), entry.kernel) for entry, current in found if current}
+    return (entry for entry, current in found if current or (_key(entry), entry.kernel) not in renewed)
+
+
+def _timings(documents: Iterable[Mapping[str, Any]]) -> Iterator[tuple[Entry, bool]]:
+    """Timings, and whether each is of the bytes that the manifest has."""
     for document in documents:
         # Suites without points are not of problems, and those of whole models have no rows.
         for row in document.get("rows", ()) if "points" in document else ():
             point = document["points"].get(row.get("point"))
             if point is None or "us" not in row or "order" in row or row.get("peer"):
                 continue
-            yield Entry(
+            image = row.get("image")
+            entry = Entry(
                 device=document["device"],
                 target=document["target"],
                 family=parse_id(row["kernel"]).family,
@@ -344,6 +355,8 @@ def timings(documents: Iterable[Mapping[str, Any]]) -> Iterator[Entry]:
                 source="measured",
                 **{size: point[size] for size in ("heads", "head_dim", "d_state", "groups", "io", "state")},
             )
+            current = image is None or manifest.image_sha256(entry.kernel, image["target"]) == image["sha256"]
+            yield entry, current
 
 
 def same_problem(one: Entry, other: Entry) -> bool:

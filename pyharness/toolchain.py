@@ -31,8 +31,10 @@ CACHE = ROOT / "build" / "cache"
 
 #: The compiler that the committed manifest is made with.
 PINNED_VERSION = "13.0.88"
-#: The first nvcc that knows every target of `pyharness.spec.TARGETS`.
-OLDEST_VERSION = (12, 8)
+#: The oldest nvcc whose images were proven on a device.
+OLDEST_VERSION = (12, 4)
+#: The first nvcc that knows a target, where that is a later one.
+FIRST_VERSION = {"sm_100": (12, 8), "sm_120": (12, 8)}
 #: The first driver whose CUDA is that of the compiler's major version; cubins and PTX need it.
 MIN_DRIVER = {12: "525", 13: "580"}
 _WHEELS = {"nvidia-cuda-nvcc": PINNED_VERSION, "nvidia-cuda-crt": PINNED_VERSION, "nvidia-nvvm": PINNED_VERSION}
@@ -205,6 +207,20 @@ def _find_compiler(asked: str | None) -> Compiler:
     return Compiler(program, match[0][1:], pinned=False)
 
 
+def cuda_library_dir() -> Path:
+    """The folder of the pinned CUDA runtime's libraries.
+
+    Raises:
+        ToolchainError: they are not installed.
+    """
+    folder = _pinned_root() / "lib"
+    if not (folder / "libcudart_static.a").is_file():
+        raise ToolchainError(
+            f"libcudart_static.a was wanted in {folder}, found none: install nvidia-cuda-runtime again"
+        )
+    return folder
+
+
 def cuda_include_dirs() -> list[Path]:
     """Folders with CUDA headers (cuda_bf16.h and so on, then CCCL), for any C++ compiler: those of the pinned compiler
     or, where it is not installed and NVCC names another, of the toolkit of that one.
@@ -351,6 +367,22 @@ def compile_cached(job: Job, compiler: Compiler, cache: Path = CACHE) -> Image:
     return image
 
 
+def check_targets(compiler: Compiler, targets: Iterable[str]) -> None:
+    """Refuse targets that a compiler does not know.
+
+    Raises:
+        ToolchainError: there are such.
+    """
+    version = tuple(map(int, compiler.version.split(".")[:2]))
+    later = {target: FIRST_VERSION[target] for target in targets if FIRST_VERSION.get(target, version) > version}
+    if later:
+        major, minor = max(later.values())
+        raise ToolchainError(
+            f"nvcc {major}.{minor} or newer was wanted for {', '.join(sorted(later))}, found {compiler.version}: name "
+            f"other targets with --arch"
+        )
+
+
 def compile_many(
     jobs: Iterable[Job],
     compiler: Compiler,
@@ -366,9 +398,10 @@ def compile_many(
         done: called in this thread with each image as it is ready.
 
     Raises:
-        ToolchainError: nvcc refused one; those not started are left.
+        ToolchainError: nvcc does not know a target, or refused a source; those not started are left.
     """
     jobs = list(jobs)
+    check_targets(compiler, dict.fromkeys(job.target for job in jobs))
     if workers < 0:
         raise ToolchainError(f"the number of parallel compilers must be at least 1, found {workers}")
     images: dict[int, Image] = {}

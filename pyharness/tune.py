@@ -21,12 +21,14 @@ from pyharness.build import Track, silent
 from pyharness.catalogue import CATALOGUE
 from pyharness.errors import DeviceError, NoKernel
 from pyharness.families.recurrent import RecurrentSpec
-from pyharness.figures import stored_path
+from pyharness.figures import stored, stored_path
+from pyharness.markdown import between, wrapped
 from pyharness.select import Features
 from pyharness.spec import KernelSpec, parse_id
 from pyharness.workload import Point
 
 SUITE = "tune"
+PAGE = toolchain.ROOT / "docs" / "embedding.md"
 #: Kernels within this share of the fastest by the short protocol are timed by the full one.
 FINALIST_MARGIN = 1.10
 
@@ -150,14 +152,9 @@ def _done(document: Mapping[str, Any], point: Point, kernels: Sequence[str]) -> 
     if set(found) != set(kernels):
         return False
     return all(
-        "image" not in row or _image_sha(kernel, row["image"]["target"]) == row["image"]["sha256"]
+        "image" not in row or manifest.image_sha256(kernel, row["image"]["target"]) == row["image"]["sha256"]
         for kernel, row in found.items()
     )
-
-
-def _image_sha(kernel: str, target: str) -> str:
-    image = manifest.read(kernel).targets.get(target)
-    return image.sha256 if image else ""
 
 
 def _finalists(rows: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -244,6 +241,7 @@ def winners(document: Mapping[str, Any]) -> list[dict[str, Any]]:
                     "us": best["us"]["median"],
                     "ratio": f"{best['ratio']:.2f}",
                     "next": others[0]["kernel"] if others else "",
+                    "next_us": others[0]["us"]["median"] if others else "",
                 }
             )
     return found
@@ -268,3 +266,40 @@ def write_table(path: Path = select.TABLE_PATH, benches: Path = select.BENCHES) 
     toolchain.publish_json(path, select.table_document(table))
     select.committed_table.cache_clear()
     return table
+
+
+def page_table(document: Mapping[str, Any]) -> str:
+    """The winners of a record as Markdown."""
+    title = (
+        f"{document['device']}, driver {document['driver']}, nvcc {document['compiler']}, {document['date']}: "
+        f"microseconds of a call, and their multiple of the ceiling of the same run."
+    )
+    lines = [
+        wrapped(title),
+        "",
+        "| problem | fastest kernel | us | x ceiling | next | us |",
+        "| --- | --- | ---: | ---: | --- | ---: |",
+    ]
+    for row in winners(document):
+        after = f"`{row['next']}` | {row['next_us']:.2f}" if row["next"] else " | "
+        lines.append(f"| {row['point']} | `{row['kernel']}` | {row['us']:.2f} | {row['ratio']} | {after} |")
+    return "\n".join(lines)
+
+
+def refreshed(text: str, folder: Path = select.BENCHES) -> str:
+    """The page with the winners of every stored record between its markers.
+
+    Raises:
+        SsmError: nothing is stored, or the page has not the markers.
+    """
+    tables = "\n\n".join(page_table(document) for document in stored(SUITE, folder))
+    return between(text, SUITE, tables, PAGE.name)
+
+
+def write_page(page: Path = PAGE, folder: Path = select.BENCHES) -> None:
+    """Bring the page in line with what is stored.
+
+    Raises:
+        SsmError: nothing is stored, or the page has not the markers.
+    """
+    toolchain.publish(page, refreshed(page.read_text(encoding="utf-8"), folder).encode())

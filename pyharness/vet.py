@@ -25,7 +25,7 @@ from pyharness.cases import Case, Options, Shape, as_channels, draw
 from pyharness.catalogue import CATALOGUE
 from pyharness.compare import Errors, compare
 from pyharness.device import Device, get, image_target
-from pyharness.errors import DeviceError, NoKernel, SsmError
+from pyharness.errors import DeviceError, NoKernel, SsmError, exit_code
 from pyharness.families import RecurrentSpec, SelectiveSpec, SsdSpec, UpdateSpec
 from pyharness.figures import device_slug
 from pyharness.oracle import OracleResult, oracle
@@ -598,4 +598,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(exit_code(main))

@@ -12,7 +12,7 @@ import pytest
 from pyharness import counters, manifest
 from pyharness.counters import PAGE, Run, rows_of, store, tables
 from pyharness.errors import NoKernel, SsmError
-from pyharness.readme_tables import between
+from pyharness.markdown import between
 
 UPDATE = "update_n128_p64_l32_r4_w1_c1_bf16_sf32"
 POINT = "decode_1x1_16_heads_bf16_packed"

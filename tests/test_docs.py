@@ -1,4 +1,4 @@
-"""Every command and example of README.md and docs/ is run, or is known to be run by the test that is named here."""
+"""Every command and example of README.md and docs/ is run, or is run by the test that is named here."""
 
 from __future__ import annotations
 
@@ -47,21 +47,28 @@ def fenced(page: Path, language: str) -> list[str]:
     ]
 
 
-def commands() -> dict[str, list[str]]:
-    """Arguments of `invoke` by page and command: those of blocks, and those in running text that begin with uv."""
+def written(page: Path) -> list[str]:
+    """Lines of a page's blocks that are not of a language, without remarks, and what its running text has as code."""
+    blocks = [line.partition(" #")[0].strip() for line in "\n".join(fenced(page, "")).splitlines()]
+    # In running text a command may go over the end of a line.
+    prose = re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
+    return blocks + [" ".join(words.split()) for words in re.findall(r"`([^`]+)`", prose)]
+
+
+def commands(begin: str) -> dict[str, list[str]]:
+    """What follows a beginning, with the pages that have it."""
     found: dict[str, list[str]] = {}
     for page in PAGES:
-        blocks = "\n".join(fenced(page, ""))
-        # In running text a command may go over the end of a line.
-        prose = re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
-        lines = re.findall(r"(?:^|&& )uv run invoke ([^\n#]+)", blocks, re.MULTILINE)
-        lines += [" ".join(words.split()) for words in re.findall(r"`uv\s+run\s+invoke\s+([^`]+)`", prose)]
-        for line in lines:
-            found.setdefault(line.strip(), []).append(page.name)
+        for line in written(page):
+            for part in line.split(" && "):
+                if part.startswith(begin):
+                    found.setdefault(part.removeprefix(begin), []).append(page.name)
     return found
 
 
-COMMANDS = commands()
+#: Arguments of `invoke`: those that are to be typed, and those of running text that name a command.
+COMMANDS = commands("uv run invoke ")
+NAMED = commands("invoke ")
 
 
 @functools.cache
@@ -79,14 +86,15 @@ def filled(command: str) -> list[str]:
     return [{"NAME": "bench", "N": "1", "FILE": "x", "FILE.json": "x.json"}.get(word, word) for word in words]
 
 
-@pytest.mark.parametrize("command", COMMANDS, ids=shown_as)
+@pytest.mark.parametrize("command", COMMANDS | NAMED, ids=shown_as)
 def test_a_command_of_the_docs_exists_with_its_options(command: str) -> None:
     if command.startswith("--"):
         assert command in ("--list", "--help NAME")
         return
-    # Raises for a task or an option that is not there.
-    found = parser().parse_argv(filled(command))
-    assert found[0].name in {context.name for context in tasks.ns.to_contexts()}
+    names = {context.name for context in tasks.ns.to_contexts()}
+    # A name alone speaks of a command. Else this raises for a task or an option that is not there.
+    named = command if command in NAMED and " " not in command else parser().parse_argv(filled(command))[0].name
+    assert named in names
 
 
 def _begins(command: str, *starts: str) -> str:
@@ -149,24 +157,63 @@ PRINTED: dict[str, list[str]] = {
 
 #: Examples that need what a machine without a GPU has not, and the test that runs what they show.
 SHOWN_ONLY = {"torch.md": "gpu/test_torch.py"}
-#: What else is a command in a block, by how its line begins, and the test that runs it.
+#: What a line or code that is a command begins with.
+LOOKS_LIKE_ONE = re.compile(
+    r"(?:\./\w|[A-Z_]+=\S+ \w|cd \S+ &&|(?:python3?|pip|uv|go|gcc|g\+\+|cc|nvcc|cmake|make|curl|cuobjdump|invoke) \S)"
+)
+#: Commands that are neither of invoke nor of Python here, by how they begin, and the test that runs them.
 OTHER_COMMANDS = {
-    r"GOPROXY=\S+ GONOSUMDB=\S+ go get ": "test_embedding.py",
-    r"\./ssmvet": "test_embedding.py",
+    r"GOPROXY=\S+ GONOSUMDB=\S+ go get ": "test_embedding.py::test_the_proxy_tree_serves_a_pure_go_engine",
+    r"go mod vendor": "test_embedding.py::test_vendored_under_the_race_detector_and_cgocheck2",
+    r"cd examples/c && cc .* && \./scan ": "test_embedding.py::test_the_c_example_passes_the_golden_vectors",
+    r"\./ssmvet": "test_embedding.py::test_ssmvet_proves_every_image_and_its_file_is_merged",
     r"\./ssmscan\.test": "test_go.py",
-    r"python examples/": "gpu/test_torch.py",
-    r"(?:pip install uv && )?uv run invoke ": "test_docs.py",
+    r"pip install uv(?: &&|$)": "test_tasks.py::test_ci_runs_the_test_command_of_the_readme",
+    # A tool of the CUDA toolkit, which is not among what the project needs.
+    r"cuobjdump -sass$": "",
+    r"(?:uv run )?invoke ": "test_docs.py::test_a_command_of_the_docs_exists_with_its_options",
+    r"(?:uv run (?:--with \S+ )*)?python ": "test_docs.py::test_a_python_command_of_the_docs_runs",
 }
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_every_other_command_is_known_to_be_run(page: Path) -> None:
-    looks_like_one = re.compile(r"(?:\./\w|[A-Z_]+=\S+ \w|(?:python|pip|uv|go|gcc|g\+\+|cc|nvcc|cmake|make|curl) \S)")
-    for line in "\n".join(fenced(page, "")).splitlines():
-        if looks_like_one.match(line):
-            named = [test for pattern, test in OTHER_COMMANDS.items() if re.match(pattern, line)]
-            assert named, f"name in OTHER_COMMANDS what runs: {line}"
-            assert (ROOT / "tests" / named[0]).is_file()
+def test_every_command_is_known_to_be_run(page: Path) -> None:
+    for line in filter(LOOKS_LIKE_ONE.match, written(page)):
+        named = [test for pattern, test in OTHER_COMMANDS.items() if re.match(pattern, line)]
+        assert named, f"name in OTHER_COMMANDS what runs: {line}"
+        name, _, test = named[0].partition("::")
+        assert not name or f"def {test}" in (ROOT / "tests" / name).read_text(encoding="utf-8")
+
+
+PYTHON_COMMANDS = {
+    words: None for page in PAGES for line in written(page) for words in re.findall(r"^(?:uv run .*)?python (.+)", line)
+}
+#: The test that runs what one does, by how it begins; all others need a GPU.
+RUN_BY = {
+    "first.py": "test_docs.py::test_examples_print_what_they_are_for",
+    "-m pyharness.drift --store": "test_readme.py::test_the_readme_shows_what_storage_costs",
+    "-m pyharness.counters": "gpu/test_counters.py",
+    "-m pyharness.vectors": "test_vectors.py::test_the_stored_vectors_are_what_python_makes_of_them",
+    "-m pyharness.native build": "test_native.py::test_a_folder_for_a_gpu_machine_has_every_binary",
+    "examples/share_of_scan.py": "gpu/test_torch.py::test_the_examples_run",
+    "examples/transformers_models.py": "gpu/test_torch.py::test_the_examples_run",
+}
+
+
+@pytest.mark.parametrize("command", PYTHON_COMMANDS, ids=shown_as)
+def test_a_python_command_of_the_docs_runs(command: str, tmp_path: Path) -> None:
+    run_by = _begins(command, *RUN_BY)
+    if run_by:
+        name, _, test = RUN_BY[run_by].partition("::")
+        assert f"def {test}" in (ROOT / "tests" / name).read_text(encoding="utf-8")
+        return
+    if GPU:
+        pytest.skip("takes minutes of the GPU: tests/gpu run what it does")
+    words = [str(tmp_path / word) if word in ("FOLDER", "OUT") else word for word in shlex.split(command)]
+    done = subprocess.run([sys.executable, *words], cwd=ROOT, text=True, capture_output=True, check=False)
+    # What is missing is told in one line.
+    assert (done.returncode, len(done.stderr.splitlines())) == (1, 1), done.stderr
+    assert re.match(r"error: GPU 0 was wanted, found (no NVIDIA driver|none)", done.stderr)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

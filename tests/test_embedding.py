@@ -94,7 +94,12 @@ def test_an_engine_that_replaces_the_module_passes_every_case(example_test: Path
     for name in (
         "KernelsThatAreSelectedAreRight",
         "AMixedBatchIsRight",
-        "ManyGoroutinesAndTwoDevices",
+        "ManyGoroutines",
+        "GoroutinesOnTwoDevicesAtOnce",
+        "EveryKernelOnTwoDevicesAtOnce",
+        "ACapturedPlanRunsOtherContents",
+        "EveryKernelIsCaptured",
+        "ACaptureOfAnythingButLaunchesIsAnError",
         "ASessionForTiming",
     ):
         assert f"--- PASS: Test{name}" in done.stdout
@@ -137,7 +142,8 @@ def test_vendored_under_the_race_detector_and_cgocheck2(tree: Path, driver: dict
         cgo=True,
         environment=driver | {"GOEXPERIMENT": "cgocheck2", "GOFLAGS": vendored},
     )
-    assert "--- PASS: TestManyGoroutinesAndTwoDevices" in shown
+    assert "--- PASS: TestManyGoroutinesWithStreamsOfTheirOwn" in shown
+    assert "--- PASS: TestGoroutinesOnTwoDevicesAtOnce" in shown
     assert "--- PASS: TestLaunchesAllocateNothingAndACallersContextWillDo" in shown
     assert "SKIP" not in shown
 
@@ -237,6 +243,14 @@ def test_the_c_example_passes_the_golden_vectors(tree: Path, driver: dict[str, s
     assert "WRONG" not in done.stdout
     done = _run([str(program), str(tree), *flat], tmp_path, driver | MEASURED)
     assert f"by {SPECS[2].id} " in done.stdout.split("prompt_n128_f32")[1].split(", which is selected")[0]
+    done = _run([str(program), "-devices", "2", str(tree), flat[0]], tmp_path, driver)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert (
+        done.stdout.count("on device 0 by") == done.stdout.count("on device 1 by") == done.stdout.count("ok ") / 2 > 0
+    )
+    done = _run([str(program), "-devices", "3", str(tree), flat[0]], tmp_path, driver)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "scan: open: " in done.stderr
     # A wrong expectation is seen: the last bytes of a file are of the state that is expected.
     data = bytearray(Path(flat[0]).read_bytes())
     data[-1] ^= 0x80
@@ -502,6 +516,30 @@ def test_ssmvet_says_what_it_lacks(made: package.Package, no_driver: dict[str, s
     done = _run([str(program)], tmp_path, no_driver)
     assert (done.returncode, done.stdout) == (1, "")
     assert "ssmvet: ssmscan: no CUDA driver or device: cannot open libcuda.so.1" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            ["-kernels", f"{SPECS[0].id}, recurrent_n128_typo"],
+            'want ids of images for fake device (sm_90), have "recurrent_n128_typo"',
+        ),
+        (["-lane", "cuda12"], '-lane: want one of cuda13, have "cuda12"'),
+        (["-family", "woven"], 'want images of family "woven" for fake device (sm_90), have none'),
+        (["-family", "ssd", "-kernels", SPECS[0].id], 'want images of family "ssd" for fake device (sm_90), have none'),
+    ],
+    ids=["id", "lane", "family", "id of another family"],
+)
+def test_ssmvet_refuses_a_name_before_it_proves_anything(
+    made: package.Package, driver: dict[str, str], options: list[str], message: str, tmp_path: Path
+) -> None:
+    (program,) = (path for path in made.paths if path.name == "ssmvet")
+    done = _run([str(program), *options], tmp_path, driver)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert message in done.stderr
+    assert "-lane" in options or all(spec.id in done.stderr for spec in SPECS), "what there is"
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_package_that_go_refuses_is_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import shutil
 import subprocess
 import zipfile
 from dataclasses import replace
@@ -13,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from pyharness import archive, go_module, grades, manifest, package, toolchain, verify
-from pyharness.errors import ImageError, NoKernel, SsmError
-from pyharness.families import RecurrentSpec
+from pyharness import archive, go_module, grades, manifest, native, package, toolchain, verify
+from pyharness.errors import ImageError, NoKernel, SsmError, ToolchainError
+from pyharness.families import RecurrentSpec, UpdateSpec
 
 #: A default kernel, a small one and the generic one: what the tests pack, for one target.
 SPECS = (RecurrentSpec(d_state=128), RecurrentSpec(d_state=16), RecurrentSpec(d_state=0, layout="generic"))
@@ -55,10 +54,9 @@ def test_a_package_holds_what_it_says(made: package.Package, tar: Path) -> None:
     assert [row["images"] for row in made.sizes] == [3, 3, 3]
     assert made.sizes[-1]["bytes"] == tar.stat().st_size <= package.MOST_BYTES
     for name, data in unpacked.items():
-        if name.endswith((".go", ".c", ".h", ".cu")):
+        if name.endswith((".go", ".c", ".h", ".cu", ".md", ".mod")):
             assert b"SPDX-License-Identifier: Apache-2.0" in data, name
         assert str(toolchain.ROOT).encode() not in data, name
-    assert b"\nlicense" not in unpacked["go.mod"]
     assert unpacked["LICENSE"] == (toolchain.ROOT / "LICENSE").read_bytes()
     # Standard tools read it.
     listed = subprocess.run(["tar", "tzf", tar], text=True, capture_output=True, check=True).stdout.splitlines()
@@ -232,6 +230,13 @@ def test_a_second_lane_is_of_another_major_version(tmp_path: Path) -> None:
         pack(tmp_path / "dist", nvcc=pinned)
 
 
+def test_a_second_lane_has_no_targets_that_its_compiler_does_not_know(other_nvcc: Path, tmp_path: Path) -> None:
+    other_nvcc.write_text(other_nvcc.read_text().replace("12.9", "12.7"))
+    with pytest.raises(ToolchainError, match=r"nvcc 12.8 or newer was wanted for sm_120, found 12\.7\.99999"):
+        package.package("sm_90,sm_120", catalogue=SPECS[1:2], dist=tmp_path / "dist", nvcc=str(other_nvcc))
+    assert not (tmp_path / "dist").exists()
+
+
 def test_a_proxy_serves_the_module_under_its_names(made: package.Package, tmp_path: Path) -> None:
     names = [path.name for path in made.paths]
     assert names == ["ssmscan-v0.1.0.tar.gz", "v0.1.0.zip", "v0.1.0.mod", "v0.1.0.info", "list"]
@@ -246,7 +251,7 @@ def test_a_proxy_serves_the_module_under_its_names(made: package.Package, tmp_pa
     assert {path.parent for path in newer.paths[1:]} == {folder}
     assert (folder / "list").read_text().split() == ["v0.10.0", "v0.2.0"]
     assert json.loads((folder / "v0.10.0.info").read_text()) == {"Version": "v0.10.0"}
-    assert newest.files["go.mod"].startswith(b"module github.com/Someone/scan\n")
+    assert b"\nmodule github.com/Someone/scan\n" in newest.files["go.mod"]
     placeholder = go_module.PLACEHOLDER.encode()
     assert not [name for name, data in newest.files.items() if placeholder in data]
 
@@ -260,17 +265,16 @@ def test_a_stale_manifest_is_not_packed(tmp_path: Path, monkeypatch: pytest.Monk
     assert not (tmp_path / "dist").exists()
 
 
-def test_a_launcher_compiles_beside_its_source(made: package.Package, tmp_path: Path) -> None:
-    compiler = toolchain.find_compiler()
-    name = f"{SPECS[2].id}.launch.cu"
+def test_a_launcher_is_linked_with_the_runtime_into_the_c_example(made: package.Package, tmp_path: Path) -> None:
     tree = package.write_tree(made.files, tmp_path / "tree")
-    arguments = ["-std=c++17", "-fmad=false", "-arch=sm_90", "-ccbin=g++", "-allow-unsupported-compiler", "-c", name]
-    done = subprocess.run(
-        [compiler.nvcc, *arguments], cwd=tree / "kernels", text=True, capture_output=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    names = subprocess.run(
-        ["nm", f"{SPECS[2].id}.launch.o"], cwd=tree / "kernels", text=True, capture_output=True, check=True
-    )
-    assert f"T ssm_launch_{SPECS[2].id}" in names.stdout
-    assert shutil.which("nm")
+    program = tree / "launched"
+    program.write_bytes(native.launched(tree, SPECS[2].id))
+    program.chmod(0o755)
+    names = subprocess.run(["nm", program], text=True, capture_output=True, check=True).stdout
+    assert f" T ssm_launch_{SPECS[2].id}\n" in names
+    assert " cudaLaunchKernel\n" in names
+    done = subprocess.run([program], text=True, capture_output=True, check=False)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("usage: scan")
+    with pytest.raises(ToolchainError, match=r"launch\.cu was to succeed, ended with 1:"):
+        native.launched(tree, UpdateSpec(d_state=16).id)

@@ -4,21 +4,37 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from pyharness import drift, manifest, readme_tables
-from pyharness.readme_tables import between
+from pyharness import build, drift, manifest, readme_tables
+from pyharness.markdown import between
+from pyharness.spec import parse_id
 from pyharness.toolchain import ROOT
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 VETTING = ROOT / "generated" / "vetting" / "nvidia-h200.json"
-DOCS = ("operation", "reading", "adding", "update", "selective", "recurrent", "proof", "embedding")
+PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
 BENCHES = sorted((ROOT / "generated" / "bench").glob("*/*.json"))
 #: Figures that another page shows, which has a test of its own: docs/embedding.md.
 SHOWN_ELSEWHERE = {"native", "tune"}
+#: What measures figures that are no suite's of invoke bench.
+COMMANDS = {
+    "models": "run python examples/share_of_scan.py --store",
+    "logits": "run python examples/transformers_models.py --store",
+}
+
+
+def _measured(found: Any) -> Iterator[tuple[str, str, str]]:
+    """Kernel, target and sha256 of every image that a document names, wherever in it."""
+    if isinstance(found, dict) and {"kernel", "image"} <= found.keys():
+        yield found["kernel"], found["image"]["target"], found["image"]["sha256"]
+    elif isinstance(found, dict | list):
+        for one in found.values() if isinstance(found, dict) else found:
+            yield from _measured(one)
 
 
 def _stored(path: Path) -> dict[str, Any]:
@@ -27,9 +43,11 @@ def _stored(path: Path) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("suite", sorted({path.stem for path in BENCHES} - SHOWN_ELSEWHERE))
-def test_the_readme_shows_what_is_stored(suite: str) -> None:
-    cure = f"README.md is stale: run invoke bench --readme --family {suite}"
-    assert readme_tables.refreshed_readme(README, suite) == README, cure
+def test_the_pages_show_what_is_stored(suite: str) -> None:
+    page = readme_tables.page_of(suite)
+    text = page.read_text(encoding="utf-8")
+    cure = f"{page.name} is stale: run invoke bench --readme"
+    assert readme_tables.refreshed_page(text, suite, page=page.name) == text, cure
 
 
 def test_the_readme_shows_what_storage_costs() -> None:
@@ -66,13 +84,25 @@ def test_every_image_for_the_h200_is_proven_on_it() -> None:
 @pytest.mark.parametrize("path", BENCHES, ids=lambda path: f"{path.parent.name}-{path.stem}")
 def test_measured_images_are_those_of_the_manifest(path: Path) -> None:
     document = _stored(path)
-    cure = f"run invoke bench --family {document['suite']} on {document['device']}"
+    cure = f"{COMMANDS.get(path.stem, f'run invoke bench --family {path.stem}')} on {document['device']}"
     known = {row.id: {target: image.sha256 for target, image in row.targets.items()} for row in manifest.read_all()}
-    for row in document.get("rows", ()):
-        if "image" in row:
-            assert known.get(row["kernel"], {}).get(row["image"]["target"]) == row["image"]["sha256"], (
-                f"{row['kernel']}: {cure}"
-            )
+    measured = list(_measured(document))
+    assert measured or path.stem in SHOWN_ELSEWHERE, "no image is named"
+    for kernel, target, sha256 in measured:
+        # A kernel beside the catalogue is what its source compiles to.
+        images = known.get(kernel) or {target: build.image(parse_id(kernel), target).sha256}
+        assert images.get(target) == sha256, f"{kernel}: {cure}"
+
+
+@pytest.mark.parametrize("suite", ["models", "logits"])
+def test_figures_of_whole_models_name_the_image_of_every_kernel_of_ours(suite: str) -> None:
+    for path in (path for path in BENCHES if path.stem == suite):
+        document = _stored(path)
+        rows = [row for row in document.get("timings", document.get("comparisons")) if "scan" in row]
+        mine = [row for row in rows if row["scan"] in ("ours", "padded", "split")]
+        assert mine
+        assert all(list(_measured(row)) for row in mine)
+        assert not [row for row in rows if row not in mine and list(_measured(row))]
 
 
 def test_images_that_go_launched_are_those_of_the_manifest() -> None:
@@ -87,7 +117,7 @@ def test_there_are_stored_benches() -> None:
     assert BENCHES, "run invoke bench on a GPU"
 
 
-@pytest.mark.parametrize("name", ["README.md", "CHANGELOG.md", *(f"docs/{name}.md" for name in DOCS)])
-def test_prose_is_wrapped(name: str) -> None:
-    text = re.sub(r"```.*?```", "", (ROOT / name).read_text(encoding="utf-8"), flags=re.DOTALL)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_prose_is_wrapped(page: Path) -> None:
+    text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
     assert [line for line in text.splitlines() if len(line) > 120 and not line.startswith("|")] == []

@@ -11,7 +11,7 @@ import pytest
 from pyharness import manifest
 from pyharness.errors import SsmError
 from pyharness.families import RecurrentSpec
-from pyharness.readme_tables import compile_time_sizes, goals, readme_table, sample_listing, write_readme
+from pyharness.readme_tables import compile_time_sizes, goals, readme_table, sample_listing, write_page
 from pyharness.toolchain import Compiler, Image, Usage
 
 TILED, PADDED = RecurrentSpec(d_state=128).id, RecurrentSpec(d_state=128, layout="padded").id
@@ -37,6 +37,7 @@ def folder(tmp_path: Path) -> Path:
         return {"job": job, "sequences": sequences, "tokens": tokens, "resume": job == "decode", **shape}
 
     document = {
+        "suite": "recurrent",
         "device": "NVIDIA H200",
         "driver": "580.1",
         "compiler": "13.0.88",
@@ -93,13 +94,15 @@ def test_the_readme_gets_what_is_stored_between_its_markers_and_nothing_else(
     readme.write_text(
         f"a\n<!-- bench:recurrent -->\nold\n<!-- /bench:recurrent -->\nb\n{listed}\nc\n", encoding="utf-8"
     )
-    assert write_readme("recurrent", readme, folder, rows)
+    assert write_page("recurrent", readme, folder, rows)
     text = readme.read_text(encoding="utf-8")
     assert text.startswith("a\n<!-- bench:recurrent -->\nNVIDIA H200")
+    # What the suite has and the file has not is named.
+    assert "Not measured: `prefill_1x4096_bf16`, `decode_16x1_bf16`.\n\nNo other package ran at" in text
     assert ".\n<!-- /bench:recurrent -->\nb\n<!-- listing -->\n```\nid " in text
     assert text.endswith("\n```\n<!-- /listing -->\nc\n")
     assert "\nold\n" not in text
-    assert not write_readme("recurrent", readme, folder, rows)
+    assert not write_page("recurrent", readme, folder, rows)
 
 
 def test_goals_stand_beside_what_is_reached(folder: Path) -> None:
@@ -109,6 +112,16 @@ def test_goals_stand_beside_what_is_reached(folder: Path) -> None:
     )
     document["rows"] = document["rows"][:2]
     assert goals(document) == "", "without decode there is nothing to say"
+
+
+def test_peers_stand_in_the_table_and_not_among_the_goals(folder: Path) -> None:
+    path = folder / "nvidia-h200" / "recurrent.json"
+    document = json.loads(path.read_text(encoding="utf-8"))
+    before = goals(document)
+    document["rows"].append(row("theirs (4, 1)", "decode_16x1_f32", 19.0, slots=20.0, us=20.0) | {"peer": True})
+    assert goals(document) == before
+    path.write_text(json.dumps(document), encoding="utf-8")
+    assert "| theirs (4, 1) |  | 19.0 (0.95x) |" in readme_table("recurrent", folder).splitlines()
 
 
 def test_what_compile_time_sizes_gain_is_worked_out(folder: Path) -> None:
@@ -144,6 +157,7 @@ def test_mamba1_has_a_line_a_point_and_its_goals(tmp_path: Path) -> None:
         {"kernel": "missing", "point": "few", "peer": True, "failed": "it is not built"},
     ]
     document = {"device": "NVIDIA H200", "driver": "580.1", "compiler": "13.0.88", "date": "2026-01-02"}
+    document["suite"] = "selective"
     path = tmp_path / "nvidia-h200" / "selective.json"
     path.parent.mkdir()
     path.write_text(json.dumps(document | {"points": points, "rows": rows}), encoding="utf-8")
@@ -161,7 +175,8 @@ def test_mamba1_has_a_line_a_point_and_its_goals(tmp_path: Path) -> None:
     assert "prefill 1.5x as fast as the best peer: 1.50x at the least, reached;" in text
     assert "decode faster than the best peer: 0.95x at the least, not reached;" in text
     assert "from 64 MiB of states on: 10 % above it at the most, not reached." in text
-    assert text.endswith("Not run at any point: missing: it is not built")
+    assert "Not run at any point: missing: it is not built" in text
+    assert text.endswith("No other package ran at `few`: it is not built.")
 
 
 def test_launches_have_a_line_a_kernel_and_the_reason_of_what_did_not_run(tmp_path: Path) -> None:
@@ -205,6 +220,6 @@ def test_missing_markers_and_missing_figures_are_errors(folder: Path, tmp_path: 
     readme = tmp_path / "README.md"
     readme.write_text("no markers\n", encoding="utf-8")
     with pytest.raises(SsmError, match="<!-- bench:recurrent -->"):
-        write_readme("recurrent", readme, folder)
+        write_page("recurrent", readme, folder)
     with pytest.raises(SsmError, match="invoke bench"):
         readme_table("update", folder)

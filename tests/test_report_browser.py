@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import html
 import json
-import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -12,9 +11,9 @@ from typing import Any
 import pytest
 
 from pyharness import report
+from pyharness.report import pictures
 
-_NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")
-BROWSER = next(filter(None, map(shutil.which, _NAMES)), "")
+BROWSER = pictures.browser()
 pytestmark = pytest.mark.skipif(not BROWSER, reason="needs Chromium: apt install chromium")
 
 #: Runs in a copy of the page, which is in a frame as wide as a screen; what it finds goes to the page around it.
@@ -56,11 +55,9 @@ def looked_at(folder: Path, width: int, *options: str) -> tuple[dict[str, Any], 
         f'<iframe width="{width}" height="800" srcdoc="{html.escape(inner)}"></iframe>',
         encoding="utf-8",
     )
-    command = [BROWSER, "--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr", "--log-level=0"]
-    command += [f"--user-data-dir={folder / 'profile'}", "--virtual-time-budget=10000", *options]
-    done = subprocess.run(
-        [*command, "--dump-dom", around.as_uri()], text=True, capture_output=True, check=True, timeout=120
-    )
+    told = ("--enable-logging=stderr", "--log-level=0", "--virtual-time-budget=10000")
+    command = pictures.command(BROWSER, folder / "profile", *told, *options, "--dump-dom", around.as_uri())
+    done = subprocess.run(command, text=True, capture_output=True, check=True, timeout=120)
     found = done.stdout.partition('<pre id="found">')[2].partition("</pre>")[0]
     return json.loads(html.unescape(found)), done.stderr
 
@@ -89,3 +86,18 @@ def test_light_and_dark_follow_the_reader(tmp_path: Path) -> None:
     dark, _ = looked_at(tmp_path, 800, "--blink-settings=preferredColorScheme=0")
     assert (light["paper"], light["ink"]) == ("rgb(255, 255, 255)", "rgb(27, 31, 38)")
     assert (dark["paper"], dark["ink"]) == ("rgb(20, 23, 28)", "rgb(230, 232, 236)")
+
+
+def test_the_kept_pictures_show_what_the_page_does() -> None:
+    digest = (report.DOCS / pictures.DIGEST).read_text(encoding="utf-8").strip()
+    assert digest == pictures.shown(report.page()), "run invoke bench --readme"
+
+
+def test_pictures_are_made_of_a_page_and_only_when_it_shows_something_else(tmp_path: Path) -> None:
+    page = "<style>@media (prefers-color-scheme: dark) { body { background: black } }</style><body>one"
+    assert pictures.refresh(page, tmp_path)
+    made = {name: (tmp_path / name).read_bytes() for name in pictures.SCREENS}
+    assert len(set(made.values())) == len(made), "light, dark and the phone differ"
+    assert not pictures.refresh(page + "</section>more", tmp_path), "what is further down is not in the pictures"
+    assert pictures.refresh(page.replace("one", "two"), tmp_path)
+    assert (tmp_path / "report-light.webp").read_bytes() != made["report-light.webp"]

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from pyharness import manifest
 from pyharness.errors import NoKernel
 from pyharness.families import RecurrentSpec, SsdSpec, UpdateSpec
 from pyharness.select import (
@@ -340,6 +341,19 @@ def test_the_fastest_kernel_of_each_family_at_a_stored_point_becomes_an_entry() 
     assert (found.kernel, found.microseconds, found.source) == (SLICES, 1.5, "measured")
     assert (found.batch_heads, found.tokens, found.family) == (10, 6, "recurrent")
     assert (other.kernel, other.family) == (update, "update")
+
+
+def test_timings_of_bytes_that_were_replaced_give_way_to_those_of_today() -> None:
+    today = manifest.image_sha256(PADDED, "sm_90")
+    assert len(today) == 64
+    assert manifest.image_sha256(PADDED, "sm_1") == manifest.image_sha256("recurrent_n1", "sm_90") == ""
+    old, new, other = bench([(PADDED, 1.0)]), bench([(PADDED, 2.0)]), bench([(SLICES, 1.5)])
+    for document, sha256 in ((old, "0" * 64), (new, today), (other, "0" * 64)):
+        document["rows"][0]["image"] = {"target": "sm_90", "sha256": sha256}
+    # Only of a kernel that was timed again: another one keeps what there is.
+    for documents, wanted in (([old], (PADDED, 1.0)), ([old, new], (PADDED, 2.0)), ([new, old, other], (SLICES, 1.5))):
+        (found,) = measured_entries(documents)
+        assert (found.kernel, found.microseconds) == wanted
 
 
 def test_kernels_that_split_have_an_entry_only_where_they_beat_recurrent() -> None:

@@ -107,7 +107,7 @@ def test_steps_are_counted_as_they_are_told(monkeypatch: pytest.MonkeyPatch) -> 
     told: list[str] = []
     kernels = {Point("decode", 2, 1, True): ["a", "b"], Point("decode", 4, 1, True, io="bf16"): ["c"]}
     monkeypatch.setattr(measure, "get", lambda _: SimpleNamespace(broken=""))
-    monkeypatch.setattr(measure, "_compile", lambda ids, _: (dict.fromkeys(ids, "image"), {}))
+    monkeypatch.setattr(measure, "compile_all", lambda ids, _: (dict.fromkeys(ids, "image"), {}))
     monkeypatch.setattr(measure, "Ceilings", lambda _: None)
     monkeypatch.setattr(measure, "Workload", lambda _, point: SimpleNamespace(point=point, sets=1, free=lambda: None))
     monkeypatch.setattr(measure, "parse_id", lambda _: None)

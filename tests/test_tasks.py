@@ -40,10 +40,12 @@ def test_generate_emits_compiles_and_lists() -> None:
     spec = RecurrentSpec(d_state=16, layout="slices", chunk=5)
     arguments = ("generate", "--dstate", "16", "--layout", "slices", "--chunk", "5", "--arch", "sm_90")
     shown = invoke(*arguments)
-    header, row, where = shown.stdout.splitlines()
+    header, row, where, images = shown.stdout.splitlines()
     assert header.split() == ["id", "target", "registers", "spills", "shared", "bytes", "seconds"]
     assert row.split()[:2] == [spec.id, "sm_90"]
     assert where == "sources: build/kernels/"
+    assert images == "images: build/images/sm_90/"
+    assert (ROOT / "build" / "images" / "sm_90" / f"{spec.id}.cubin").is_file()
     assert "compile 1/1" in shown.stderr
     assert "\x1b" not in shown.stdout + shown.stderr
     document = json.loads(invoke(*arguments, "--json").stdout)

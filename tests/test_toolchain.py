@@ -77,13 +77,24 @@ def test_another_nvcc_is_used_when_asked_for(by: str, tmp_path: Path, monkeypatc
 @pytest.mark.parametrize(
     ("says", "wanted"),
     [
-        ("echo 'release 12.4, V12.4.131'", "nvcc 12.8 or newer was wanted, found 12.4.131"),
+        ("echo 'release 12.3, V12.3.107'", "nvcc 12.4 or newer was wanted, found 12.3.107"),
         ("exit 3", "to name a version"),
     ],
 )
 def test_an_nvcc_that_cannot_serve_is_refused(says: str, wanted: str, tmp_path: Path) -> None:
     with pytest.raises(ToolchainError, match=wanted):
         toolchain.find_compiler(str(program(tmp_path / "nvcc", says)))
+
+
+def test_a_target_that_an_nvcc_does_not_know_is_refused_before_anything_is_compiled(tmp_path: Path) -> None:
+    compiler = toolchain.find_compiler(str(program(tmp_path / "nvcc", "echo 'release 12.4, V12.4.131'")))
+    jobs = [toolchain.Job("one", "", target, ()) for target in ("sm_90", "sm_120", "sm_100")]
+    with pytest.raises(
+        ToolchainError, match=r"nvcc 12.8 or newer was wanted for sm_100, sm_120, found 12.4.131: .*--arch"
+    ):
+        toolchain.compile_many(jobs, compiler, cache=tmp_path / "cache")
+    toolchain.check_targets(compiler, ("sm_90", "sm_90a", "compute_80"))
+    toolchain.check_targets(Compiler(compiler.nvcc, "12.8.61", pinned=False), ("sm_100", "sm_120"))
 
 
 def test_an_nvcc_that_is_not_there_is_named() -> None:

@@ -485,6 +485,23 @@ def test_a_kernel_that_does_not_fit_is_refused_and_so_is_a_load_within_a_capture
         update(calls, decode(3))
 
 
+@pytest.mark.parametrize(("io", "state"), [("f16", "f16"), ("f32", "bf16")])
+def test_types_that_the_catalogue_lacks_are_made_on_demand(
+    calls: DropIn, host: HostArrays, io: str, state: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    tensors = decode(3)
+    for name in ("x", "B", "C", "z"):
+        tensors[name] = tensors[name].astype(DTYPES[io])
+    tensors["state"] = tensors["state"].astype(DTYPES[state])
+    # Nothing is loaded within a capture, so that the kernel is named and not compiled.
+    host.capturing = True
+    with pytest.raises(DeviceError, match=f"^recurrent_n16_l4_r32_w1_c32_tiled_{io}_s{state} is not loaded"):
+        update(calls, tensors, kernel=None)
+    assert "which is not in the catalogue" in caplog.text
+    with pytest.raises(NoKernel):
+        update(calls, tensors, kernel="update")
+
+
 # Parts.
 
 

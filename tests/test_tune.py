@@ -153,6 +153,24 @@ def test_a_record_and_the_reports_become_the_table(tmp_path: Path) -> None:
     assert {e for e in table.entries if e.source == "reported"} == set(tune.REPORTED)
 
 
+def test_the_page_shows_the_winners_of_a_record(tmp_path: Path) -> None:
+    run(Clock(), tmp_path / "benches" / "a-card" / "tune.json")
+    page = tmp_path / "page.md"
+    page.write_text("before\n<!-- tune -->\n<!-- /tune -->\nafter\n")
+    tune.write_page(page, tmp_path / "benches")
+    text = page.read_text()
+    assert "\nA card, driver 580.1, nvcc 13.0.88, " in text
+    row = f"| `{PADDED.id}` | 10.40 | 1.50 | `{TILED.id}` | 10.50 |\n"
+    assert f"| {DECODE.name} {row}" in text
+    assert f"| {PREFILL.name} {row}" in text
+    assert tune.refreshed(text, tmp_path / "benches") == text
+
+
+def test_the_page_of_the_project_shows_what_is_stored() -> None:
+    text = tune.PAGE.read_text(encoding="utf-8")
+    assert tune.refreshed(text) == text, "docs/embedding.md is stale: run `invoke tune --table`"
+
+
 def test_the_committed_table_has_what_was_reported() -> None:
     reported = {entry for entry in select.committed_table().entries if entry.source == "reported"}
     assert reported == set(tune.REPORTED), "run `invoke tune --table`"

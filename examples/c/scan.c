@@ -5,11 +5,41 @@
 // change is checked too.
 //
 //   cc -O2 -I../../include -o scan scan.c -ldl -lm
-//   ./scan ../.. vectors/*.flat
+//   ./scan [-devices N] ../.. vectors/*.flat
+//
+// An engine that runs nvcc anyway launches a kernel by the function beside its source; with this one and the CUDA
+// runtime:
+//
+//   nvcc -std=c++17 -fmad=false -arch=sm_90 -c ../../kernels/ID.launch.cu
+//   cc -O2 -I../../include -DSSM_LAUNCHER=ssm_launch_ID -o launched scan.c ID.launch.o -lcudart_static -lstdc++ -ldl
+//   ...
 
 #include <math.h>
 
 #include "ssmscan.h"
+
+#ifdef SSM_LAUNCHER
+extern int SSM_LAUNCHER(const ScanArgs* args, void* stream);  // a cudaError_t
+
+#define SSM_TEXT(name) #name
+#define SSM_NAME(name) SSM_TEXT(name)
+
+static int wanted(const ssm_kernel* row) {
+  return strcmp(SSM_NAME(SSM_LAUNCHER) + strlen("ssm_launch_"), row->id) == 0;
+}
+
+static int launch(const ssm_library* library, int kernel, const ssm_plan* plan, const ScanArgs* args) {
+  const int code = SSM_LAUNCHER(args, NULL);
+  (void)library, (void)kernel, (void)plan;
+  return code ? ssm_fail("%s gave cudaError_t %d", SSM_NAME(SSM_LAUNCHER), code) : 0;
+}
+#else
+static int wanted(const ssm_kernel* row) { return row != NULL; }
+
+static int launch(const ssm_library* library, int kernel, const ssm_plan* plan, const ScanArgs* args) {
+  return ssm_launch(library, kernel, plan, args, NULL);
+}
+#endif
 
 static void die(const char* what) {
   fprintf(stderr, "scan: %s: %s\n", what, ssm_error());
@@ -157,7 +187,7 @@ static double run(const ssm_library* library, const vector* v, int kernel) {
   args.y = y;
   args.workspace = workspace;
   args.workspace_bytes = plan.workspace_bytes;
-  if (ssm_launch(library, kernel, &plan, &args, NULL)) die("launch");
+  if (launch(library, kernel, &plan, &args)) die("launch");
 
   try_(ssm_driver.cuCtxPushCurrent_v2(library->device->context), "cuCtxPushCurrent");
   try_(ssm_driver.cuStreamSynchronize(NULL), "cuStreamSynchronize");
@@ -174,33 +204,50 @@ static double run(const ssm_library* library, const vector* v, int kernel) {
   return worst;
 }
 
-int main(int count, char** arguments) {
-  static ssm_library library;
-  ssm_device device;
+// Runs one vector by every kernel that takes it; how many were wrong.
+static int run_all(const ssm_library* library, const char* path) {
+  vector v;
+  ssm_choice choice = {0};
   int failed = 0;
-  if (count < 3) {
-    fprintf(stderr, "usage: scan PACKAGE VECTOR...\n");
+  if (read_vector(path, &v)) die(path);
+  const ssm_problem problem = problem_of(&v);
+  if (ssm_select(library, &problem, 0, &choice)) die("select");
+  for (int k = -1; k < 0 || ssm_package.kernels[k].id != NULL; k++) {
+    const int kernel = k < 0 ? choice.kernel : k;
+    const ssm_kernel* row = &ssm_package.kernels[kernel];
+    if (k == choice.kernel || !ssm_can_run(library, kernel, &problem) || !wanted(row)) continue;
+    const double worst = run(library, &v, kernel);
+    printf("%s %s: %.3f of what is allowed, on device %d by %s (%s)%s\n", worst <= 1 ? "ok" : "WRONG", path, worst,
+           library->device->device, row->id, row->images[library->image[kernel]].grade,
+           k < 0 ? ", which is selected" : "");
+    failed += !(worst <= 1);
+  }
+  free(v.file);
+  return failed;
+}
+
+int main(int count, char** arguments) {
+  enum { MOST_DEVICES = 8 };
+  static ssm_library libraries[MOST_DEVICES];
+  ssm_device devices[MOST_DEVICES];
+  int used = 1, failed = 0;
+  if (count > 2 && strcmp(arguments[1], "-devices") == 0) {
+    used = atoi(arguments[2]);
+    count -= 2;
+    arguments += 2;
+  }
+  if (count < 3 || used < 1 || used > MOST_DEVICES) {
+    fprintf(stderr, "usage: scan [-devices N] PACKAGE VECTOR...   (N: 1 to %d, by default 1)\n", MOST_DEVICES);
     return 2;
   }
-  if (ssm_open(0, &device)) die("open");
-  if (ssm_load(&device, arguments[1], NULL, 0, &library)) die("load");
-  for (int i = 2; i < count; i++) {
-    vector v;
-    ssm_choice choice = {0};
-    if (read_vector(arguments[i], &v)) die(arguments[i]);
-    const ssm_problem problem = problem_of(&v);
-    if (ssm_select(&library, &problem, 0, &choice)) die("select");
-    for (int k = -1; k < 0 || ssm_package.kernels[k].id != NULL; k++) {
-      const int kernel = k < 0 ? choice.kernel : k;
-      if (k == choice.kernel || !ssm_can_run(&library, kernel, &problem)) continue;
-      const ssm_kernel* row = &ssm_package.kernels[kernel];
-      const double worst = run(&library, &v, kernel);
-      printf("%s %s: %.3f of what is allowed, by %s (%s)%s\n", worst <= 1 ? "ok" : "WRONG", arguments[i], worst,
-             row->id, row->images[library.image[kernel]].grade, k < 0 ? ", which is selected" : "");
-      failed += !(worst <= 1);
-    }
-    free(v.file);
+  for (int d = 0; d < used; d++) {
+    if (ssm_open(d, &devices[d])) die("open");
+    if (ssm_load(&devices[d], arguments[1], NULL, 0, &libraries[d])) die("load");
   }
-  if (ssm_unload(&library) || ssm_close(&device)) die("close");
+  // All devices are open at once, and take each vector in turn.
+  for (int i = 2; i < count; i++)
+    for (int d = 0; d < used; d++) failed += run_all(&libraries[d], arguments[i]);
+  for (int d = 0; d < used; d++)
+    if (ssm_unload(&libraries[d]) || ssm_close(&devices[d])) die("close");
   return failed > 0;
 }

@@ -3,10 +3,10 @@
 package main
 
 import (
+	"bytes"
 	"encoding/binary"
 	"errors"
 	"math"
-	"sync"
 	"testing"
 	"time"
 
@@ -43,6 +43,7 @@ type mixed struct {
 	scanner *ssmscan.Scanner
 	problem *ssmtest.Problem
 	plan    *ssmscan.Plan
+	truth   *ssmtest.Truth
 }
 
 func newMixed(t testing.TB, scanner *ssmscan.Scanner, lengths []int, invariant bool) *mixed {
@@ -56,7 +57,7 @@ func newMixed(t testing.TB, scanner *ssmscan.Scanner, lengths []int, invariant b
 	if err != nil {
 		t.Fatal(err)
 	}
-	return &mixed{scanner, p, plan}
+	return &mixed{scanner: scanner, problem: p, plan: plan}
 }
 
 func floats(values []float32) []byte {
@@ -67,30 +68,32 @@ func floats(values []float32) []byte {
 	return found
 }
 
-// place uploads the arrays and the batch's blob, and gives arguments and the blob's address.
-func (m *mixed) place(t testing.TB) (*ssmscan.ScanArgs, uint64) {
+// array is what one field of the arguments points at.
+type array struct {
+	at      *uint64
+	content []byte
+}
+
+// arrays gives the contents of all arrays. They are as long as the bounds; what the batch does not use is NaN and must not
+// matter.
+func (m *mixed) arrays(args *ssmscan.ScanArgs) []array {
+	p, plan := m.problem, m.plan
+	long := func(values []float32, row int) []byte {
+		nan := bytes.Repeat([]byte{0xFF}, 4*(int(plan.Tokens)*row-len(values)))
+		return append(floats(values), nan...)
+	}
+	inner, columns := p.Heads*p.HeadDim, p.Groups*p.DState
+	return []array{
+		{&args.X, long(p.X, inner)}, {&args.DT, long(p.DT, p.Heads)}, {&args.B, long(p.B, columns)}, {&args.C, long(p.C, columns)},
+		{&args.A, floats(p.A)}, {&args.D, floats(p.D)}, {&args.DTBias, floats(p.DTBias)}, {&args.Y, long(nil, inner)},
+		{&args.State, floats(p.State)},
+	}
+}
+
+// blob is the bytes of the batch.
+func (m *mixed) blob(t testing.TB) []byte {
 	t.Helper()
-	device, p, plan := m.scanner.Device(), m.problem, m.plan
-	place := func(content []byte) uint64 {
-		address, err := device.Alloc(len(content))
-		if err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(func() { _ = device.Free(address) })
-		if err := device.Upload(address, content); err != nil {
-			t.Fatal(err)
-		}
-		return address
-	}
-	// Arrays are as long as the bounds; what the batch does not use is NaN and must not matter.
-	long := func(values []float32, row int) uint64 {
-		all := append([]float32(nil), values...)
-		for len(all) < int(plan.Tokens)*row {
-			all = append(all, float32(math.NaN()))
-		}
-		return place(floats(all))
-	}
-	batch := plan.NewBatch(int64(p.Slots))
+	p, batch := m.problem, m.plan.NewBatch(int64(m.problem.Slots))
 	fresh := make([]bool, p.Sequences)
 	for s := range fresh {
 		fresh[s] = !p.Resume[s]
@@ -98,48 +101,88 @@ func (m *mixed) place(t testing.TB) (*ssmscan.ScanArgs, uint64) {
 	if err := batch.Set(p.CuSeqlens, p.ReadSlots, fresh); err != nil {
 		t.Fatal(err)
 	}
+	return batch.Bytes()
+}
+
+// place uploads the arrays and the batch's blob, and gives arguments and the blob's address.
+func (m *mixed) place(t testing.TB) (*ssmscan.ScanArgs, uint64) {
+	t.Helper()
+	device, p, plan := m.scanner.Device(), m.problem, m.plan
+	alloc := func(bytes int) uint64 {
+		address, err := device.Alloc(bytes)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = device.Free(address) })
+		return address
+	}
 	inner := p.Heads * p.HeadDim
 	args := &ssmscan.ScanArgs{
-		X: long(p.X, inner), DT: long(p.DT, p.Heads), B: long(p.B, p.Groups*p.DState), C: long(p.C, p.Groups*p.DState),
-		A: place(floats(p.A)), D: place(floats(p.D)), DTBias: place(floats(p.DTBias)), Y: long(nil, inner),
-		State: place(floats(p.State)), XStride: int64(inner), YStride: int64(inner), DTStride: int64(p.Heads),
-		BStride: int64(p.Groups * p.DState), CStride: int64(p.Groups * p.DState), StateStride: int64(inner * p.DState),
-		Slots: int64(p.Slots), Flags: ssmscan.Softplus | ssmscan.DTFloat32,
+		XStride: int64(inner), YStride: int64(inner), DTStride: int64(p.Heads), BStride: int64(p.Groups * p.DState),
+		CStride: int64(p.Groups * p.DState), StateStride: int64(inner * p.DState), Slots: int64(p.Slots),
+		Flags: ssmscan.Softplus | ssmscan.DTFloat32,
+	}
+	for _, array := range m.arrays(args) {
+		*array.at = alloc(len(array.content))
 	}
 	if plan.WorkspaceBytes > 0 {
-		args.Workspace, args.WorkspaceBytes = place(make([]byte, plan.WorkspaceBytes)), plan.WorkspaceBytes
+		args.Workspace, args.WorkspaceBytes = alloc(int(plan.WorkspaceBytes)), plan.WorkspaceBytes
 	}
-	return args, place(batch.Bytes())
+	blob := alloc(len(m.blob(t)))
+	m.upload(t, args, blob)
+	return args, blob
+}
+
+// upload fills the arrays and the blob that arguments of a batch of this size point at.
+func (m *mixed) upload(t testing.TB, args *ssmscan.ScanArgs, blob uint64) {
+	t.Helper()
+	for _, array := range append(m.arrays(args), array{&blob, m.blob(t)}) {
+		if err := m.scanner.Device().Upload(*array.at, array.content); err != nil {
+			t.Fatal(err)
+		}
+	}
 }
 
 func (m *mixed) run(t *testing.T, stream uintptr) *ssmtest.Result {
-	device, p, plan := m.scanner.Device(), m.problem, m.plan
+	return m.read(t, stream, m.launch(t, stream))
+}
+
+// launch uploads everything and does not wait for the launch.
+func (m *mixed) launch(t *testing.T, stream uintptr) *ssmscan.ScanArgs {
+	t.Helper()
 	args, blob := m.place(t)
-	if err := m.scanner.Launch(stream, plan, args, blob); err != nil {
+	if err := m.scanner.Launch(stream, m.plan, args, blob); err != nil {
 		t.Fatal(err)
 	}
+	return args
+}
+
+// read waits for a launch and downloads what it gave.
+func (m *mixed) read(t *testing.T, stream uintptr, args *ssmscan.ScanArgs) *ssmtest.Result {
+	t.Helper()
+	device, p, plan := m.scanner.Device(), m.problem, m.plan
 	if err := device.Synchronize(stream); err != nil {
 		t.Fatal(err)
 	}
-	read := func(address uint64, count int) []float32 {
-		bytes := make([]byte, 4*count)
-		if err := device.Download(bytes, address); err != nil {
+	read := func(address uint64, count int) []byte {
+		content := make([]byte, 4*count)
+		if err := device.Download(content, address); err != nil {
 			t.Fatal(err)
 		}
-		values := make([]float32, count)
-		for i := range values {
-			values[i] = math.Float32frombits(binary.LittleEndian.Uint32(bytes[4*i:]))
-		}
-		return values
+		return content
 	}
-	all := read(args.Y, int(plan.Tokens)*p.Heads*p.HeadDim)
-	for i, value := range all[len(p.X):] {
-		if value != 0 {
-			t.Errorf("y past the batch, element %d: want 0, have %v", i, value)
-			break
+	values := func(content []byte) []float32 {
+		found := make([]float32, len(content)/4)
+		for i := range found {
+			found[i] = math.Float32frombits(binary.LittleEndian.Uint32(content[4*i:]))
 		}
+		return found
 	}
-	result := &ssmtest.Result{Y: all[:len(p.X)], State: read(args.State, len(p.State))}
+	y := read(args.Y, int(plan.Tokens)*p.Heads*p.HeadDim)
+	if past := y[4*len(p.X):]; !bytes.Equal(past, make([]byte, len(past))) {
+		t.Error("y past the batch: want 0, have other values")
+	}
+	result := &ssmtest.Result{Y: values(y[:4*len(p.X)]), State: values(read(args.State, len(p.State)))}
 	for _, part := range plan.Parts {
 		t.Logf("%d tokens by %s in %d launches", p.Tokens, part.Kernel.Row.ID, len(part.Launches))
 		result.OperandError = max(result.OperandError, part.Kernel.Row.OperandError())
@@ -148,7 +191,11 @@ func (m *mixed) run(t *testing.T, stream uintptr) *ssmtest.Result {
 }
 
 func (m *mixed) check(t *testing.T, have *ssmtest.Result) {
-	if _, err := ssmtest.Check(m.problem, ssmtest.Reference(m.problem), have); err != nil {
+	t.Helper()
+	if m.truth == nil {
+		m.truth = ssmtest.Reference(m.problem)
+	}
+	if _, err := ssmtest.Check(m.problem, m.truth, have); err != nil {
 		t.Error(err)
 	}
 }
@@ -187,33 +234,197 @@ func TestInvariantBitsDoNotChangeWithTheBatch(t *testing.T) {
 	}
 }
 
-func TestManyGoroutinesAndTwoDevices(t *testing.T) {
-	scanners := []*ssmscan.Scanner{open(t, 0)}
-	if count, err := ssmscan.Devices(); err != nil {
+// newStream gives a stream that is there as long as the test.
+func newStream(t *testing.T, device *ssmscan.Device) uintptr {
+	t.Helper()
+	stream, err := device.NewStream()
+	if err != nil {
 		t.Fatal(err)
-	} else if count > 1 {
-		scanners = append(scanners, open(t, 1))
 	}
-	t.Logf("%d devices", len(scanners))
-	var running sync.WaitGroup
-	for worker := range 8 {
-		scanner := scanners[worker%len(scanners)]
-		m := newMixed(t, scanner, []int{1, 12 + worker, 3}, worker%3 == 0)
-		stream, err := scanner.Device().NewStream()
-		if err != nil {
-			t.Fatal(err)
+	t.Cleanup(func() {
+		if err := device.DestroyStream(stream); err != nil {
+			t.Error(err)
 		}
-		running.Add(1)
+	})
+	return stream
+}
+
+func TestManyGoroutinesWithStreamsOfTheirOwn(t *testing.T) {
+	scanner := open(t, 0)
+	for worker := range 8 {
+		m := newMixed(t, scanner, []int{1, 12 + worker, 3}, worker%3 == 0)
+		stream := newStream(t, scanner.Device())
 		t.Run("", func(t *testing.T) {
-			defer running.Done()
 			t.Parallel()
 			for range 3 {
 				m.check(t, m.run(t, stream))
 			}
-			if err := scanner.Device().DestroyStream(stream); err != nil {
-				t.Error(err)
+		})
+	}
+}
+
+// openTwo gives two GPUs with every kernel loaded, or skips where there are not so many.
+func openTwo(t *testing.T) [2]*ssmscan.Scanner {
+	t.Helper()
+	count, err := ssmscan.Devices()
+	if errors.Is(err, ssmscan.ErrNoCUDA) {
+		t.Skipf("ErrNoCUDA: %v", err)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	if count < 2 {
+		t.Skipf("want two devices, have %d", count)
+	}
+	return [2]*ssmscan.Scanner{open(t, 0), open(t, 1)}
+}
+
+// sameBits holds results of two devices of one model against each other.
+func sameBits(t *testing.T, first, second *ssmtest.Result) {
+	t.Helper()
+	for _, both := range [][2][]float32{{first.Y, second.Y}, {first.State, second.State}} {
+		if !bytes.Equal(floats(both[0]), floats(both[1])) {
+			t.Error("want the same bits on both devices, have others")
+		}
+	}
+}
+
+// Each goroutine has a launch in flight on both devices, and begins with another one each time.
+func TestGoroutinesOnTwoDevicesAtOnce(t *testing.T) {
+	scanners := openTwo(t)
+	alike := scanners[0].GPU == scanners[1].GPU
+	for worker := range 8 {
+		var batches [2]*mixed
+		var streams [2]uintptr
+		for device, scanner := range scanners {
+			batches[device] = newMixed(t, scanner, []int{1, 12 + worker, 3}, worker%3 == 0)
+			streams[device] = newStream(t, scanner.Device())
+		}
+		t.Run("", func(t *testing.T) {
+			t.Parallel()
+			for turn := range 3 {
+				var args [2]*ssmscan.ScanArgs
+				var results [2]*ssmtest.Result
+				for i := range batches {
+					device := (worker + turn + i) % 2
+					args[device] = batches[device].launch(t, streams[device])
+				}
+				for device, m := range batches {
+					results[device] = m.read(t, streams[device], args[device])
+					m.check(t, results[device])
+					batches[1].truth = batches[0].truth // one problem
+				}
+				if alike {
+					sameBits(t, results[0], results[1])
+				}
 			}
 		})
+	}
+}
+
+// Every kernel that is loaded runs cases of its own on both devices, several kernels at a time.
+func TestEveryKernelOnTwoDevicesAtOnce(t *testing.T) {
+	scanners := openTwo(t)
+	alike := scanners[0].GPU == scanners[1].GPU
+	for number, image := range scanners[0].Kernels() {
+		id := image.Row.ID
+		t.Run(id, func(t *testing.T) {
+			t.Parallel()
+			taken := 0
+			for _, problem := range ssmtest.CasesOf(image.Row)[:2] {
+				var results [2]*ssmtest.Result
+				var truth *ssmtest.Truth
+				for i := range scanners {
+					device := (number + i) % 2
+					have, err := ssmtest.Kernel(scanners[device].Device(), scanners[device].Loaded(id))(problem)
+					if errors.Is(err, ssmtest.ErrUnsupported) {
+						break
+					}
+					if err != nil {
+						t.Fatalf("device %d: %v", device, err)
+					}
+					if truth == nil {
+						taken++
+						truth = ssmtest.Reference(problem)
+					}
+					if _, err := ssmtest.Check(problem, truth, have); err != nil {
+						t.Errorf("device %d, %v: %v", device, problem, err)
+					}
+					results[device] = have
+				}
+				if alike && truth != nil {
+					sameBits(t, results[0], results[1])
+				}
+			}
+			if taken == 0 {
+				t.Errorf("want a case that it takes, have none")
+			}
+		})
+	}
+}
+
+// The launches of a plan of several kernels, none of which ran before, are captured; the graph then runs two batches of
+// other lengths.
+func TestACapturedPlanRunsOtherContents(t *testing.T) {
+	scanner := open(t, 0)
+	device := scanner.Device()
+	first := newMixed(t, scanner, []int{1, 20, 3, 40, 1, 8, 9}, false)
+	if len(first.plan.Parts) < 2 {
+		t.Errorf("want a plan of several parts, have %+v", first.plan.Parts)
+	}
+	args, blob := first.place(t)
+	stream := newStream(t, device)
+	graph, err := device.Capture(stream, func() error { return scanner.Launch(stream, first.plan, args, blob) })
+	if err != nil {
+		t.Fatal(err)
+	}
+	y := make([]byte, 4)
+	if err := errors.Join(device.Synchronize(stream), device.Download(y, args.Y)); err != nil {
+		t.Fatal(err)
+	}
+	if value := math.Float32frombits(binary.LittleEndian.Uint32(y)); value == value {
+		t.Errorf("y after the capture: want NaN, as nothing ran, have %v", value)
+	}
+	for _, lengths := range [][]int{{1, 20, 3, 40, 1, 8, 9}, {33, 1, 2, 1, 90, 1, 1}} {
+		m := newMixed(t, scanner, lengths, false)
+		m.plan = first.plan
+		m.upload(t, args, blob)
+		if err := graph.Launch(stream); err != nil {
+			t.Fatal(err)
+		}
+		m.check(t, m.read(t, stream, args))
+	}
+	if err := graph.Close(); err != nil {
+		t.Error(err)
+	}
+}
+
+// The first launch of every kernel is within a capture.
+func TestEveryKernelIsCaptured(t *testing.T) {
+	scanner := open(t, 0)
+	for _, image := range scanner.Kernels() {
+		captured := ssmtest.Captured(scanner.Device(), scanner.Loaded(image.Row.ID))
+		t.Run(image.Row.ID, func(t *testing.T) { ssmtest.RunCases(t, captured, ssmtest.CasesOf(image.Row)[:2]...) })
+	}
+}
+
+func TestACaptureOfAnythingButLaunchesIsAnError(t *testing.T) {
+	device := open(t, 0).Device()
+	stream := newStream(t, device)
+	var driver *ssmscan.DriverError
+	graph, err := device.Capture(stream, func() error {
+		_, err := device.Alloc(1)
+		return err
+	})
+	if graph != nil || !errors.As(err, &driver) || driver.Op != "cuMemAlloc_v2" {
+		t.Errorf("memory taken during a capture: want a DriverError of cuMemAlloc_v2, have %v and %v", graph, err)
+	}
+	graph, err = device.Capture(stream, func() error { return nil })
+	if err != nil {
+		t.Fatalf("an empty capture after that: %v", err)
+	}
+	if err := errors.Join(graph.Launch(stream), device.Synchronize(stream), graph.Close()); err != nil {
+		t.Error(err)
 	}
 }
 

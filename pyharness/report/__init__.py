@@ -14,7 +14,21 @@ from typing import Any
 
 import jinja2
 
-from pyharness import grades, history, launch_cost, manifest, models_table, replay, suites, toolchain
+from pyharness import (
+    counters,
+    drift,
+    gaps,
+    grades,
+    history,
+    launch_cost,
+    logits_table,
+    manifest,
+    models_table,
+    replay,
+    suites,
+    toolchain,
+)
+from pyharness import suite as testing
 from pyharness.errors import SsmError
 from pyharness.figures import BENCH, dates, days, device_slug
 from pyharness.manifest import Row
@@ -27,7 +41,7 @@ PAGE = toolchain.ROOT / "dist" / "report.html"
 DOCS = toolchain.ROOT / "docs"
 #: How sections name suites, by the name of their file.
 TITLES = {
-    "recurrent": "Every layout, at the first kernel's two sizes",
+    "recurrent": "recurrent alone, at the first kernel's two sizes",
     "update": "Decode of Mamba-2",
     "ssd": "Prefill of Mamba-2",
     "selective": "Mamba-1",
@@ -80,7 +94,7 @@ class Stored:
         benches: by device, its documents by the name of their suite.
         vetted: the documents of proofs, by file name.
         native: figures of calls from Go, a document a device.
-        models: figures of whole models, likewise.
+        models, logits: figures of whole models, likewise.
     """
 
     rows: list[Row]
@@ -89,6 +103,7 @@ class Stored:
     vetted: dict[str, dict[str, Any]]
     native: list[dict[str, Any]] = field(default_factory=list)
     models: list[dict[str, Any]] = field(default_factory=list)
+    logits: list[dict[str, Any]] = field(default_factory=list)
 
     def of(self, device: str) -> str:
         """What a title says of a device, where there are several."""
@@ -120,21 +135,26 @@ def read() -> Stored:
     if not benches:
         raise SsmError(f"figures were wanted in {_named(BENCH)}, found none: run invoke bench on a GPU")
     vetted = {path.name: _json(path) for path in sorted(grades.FOLDER.glob("*.json")) if path.name != grades.EMULATOR}
-    native, models = (
-        [_json(path) for path in sorted(BENCH.glob(f"*/{name}.json"))] for name in ("native", models_table.SUITE)
+    others = (
+        [_json(path) for path in sorted(BENCH.glob(f"*/{name}.json"))]
+        for name in ("native", models_table.SUITE, logits_table.SUITE)
     )
-    return Stored(manifest.read_all(), grades.stored(), benches, vetted, native, models)
+    return Stored(manifest.read_all(), grades.stored(), benches, vetted, *others)
 
 
-def source_of(documents: Sequence[Mapping[str, Any]], when: Iterable[str] = ()) -> Source:
-    """The source of benches of one device."""
+#: What a source says of software, by the names that documents have for it.
+_SOFTWARE = {"driver": "driver", "nvcc": "compiler", "torch": "torch", "transformers": "transformers"}
+
+
+def source_of(documents: Sequence[Mapping[str, Any]], when: Iterable[str] = (), protocol: str = "") -> Source:
+    """The source of figures of one device; `protocol` is that of documents that do not say theirs."""
     first = documents[0]
     found = sorted({*when} or {day for document in documents for day in dates(document)})
-    drivers = sorted({document["driver"] for document in documents})
-    compilers = sorted({document["compiler"] for document in documents})
-    where = f"{first['device']}, driver {', '.join(drivers)}, nvcc {', '.join(compilers)}, {days(found)}"
+    versions = {name: sorted({one[key] for one in documents if key in one}) for name, key in _SOFTWARE.items()}
+    software = [f"{name} {', '.join(seen)}" for name, seen in versions.items() if seen]
+    where = ", ".join([first["device"], *software, days(found)])
     files = tuple(f"generated/bench/{device_slug(first['device'])}/{document['suite']}.json" for document in documents)
-    return Source(where, files, "; ".join(dict.fromkeys(document["protocol"] for document in documents)))
+    return Source(where, files, "; ".join(dict.fromkeys(document.get("protocol", protocol) for document in documents)))
 
 
 def _plot(section: Section, plot: Plot | None, documents: Sequence[Mapping[str, Any]]) -> None:
@@ -167,7 +187,8 @@ def times(stored: Stored) -> list[Section]:
             if suite not in documents:
                 continue
             document = documents[suite]
-            section = Section(f"time-{device_slug(device)}-{suite}", f"{title}{stored.of(device)}", "")
+            missing = " ".join(gaps.sentences(document)).replace("`", "")
+            section = Section(f"time-{device_slug(device)}-{suite}", f"{title}{stored.of(device)}", missing)
             for varying in ("tokens", "sequences"):
                 for number, run in enumerate(plots.lines_over(document, varying)):
                     name = f"{suite}-{varying}-{number}"
@@ -193,6 +214,14 @@ def _error_sections(stored: Stored) -> list[Section]:
             if suite in documents:
                 _plot(section, plots.errors(documents[suite], TITLES[suite]), [documents[suite]])
         sections.append(section)
+    files = sorted(drift.FOLDER.glob("*.json"))
+    abouts = [about for about in (_json(path)["about"] for path in files) if "device" in about]
+    if files and sections:
+        where = "; ".join(f"{about['device']}, driver {about['driver']}, {about['date']}" for about in abouts)
+        steps = "some decode steps of one sequence, against float64; python -m pyharness.drift --store"
+        source = Source(where or "no device", tuple(map(_named, files)), steps)
+        caption = "What storing a state costs over 1000 steps"
+        sections[0].add(tables.of_markdown("drift", caption, "\n" + drift.readme_table()), source)
     return [section for section in sections if section.items]
 
 
@@ -231,6 +260,13 @@ def _proofs(stored: Stored) -> Section:
         about = _json(path)["about"]
         where = ", ".join(str(about[name]) for name in ("device", "driver", "date") if name in about) or "the emulator"
         section.add(tables.replays(path.stem, replay.read(path)), Source(where, (_named(path),), "invoke peers"))
+    paths = sorted(testing.FOLDER.glob("*.json"))
+    if paths:
+        ran = [file for path in paths for file in _json(path)["files"].values()]
+        seen = (sorted({file[name] for file in ran}) for name in ("driver", "date"))
+        where = ", ".join([*(_json(path)["device"] for path in paths), *(", ".join(each) for each in seen)])
+        source = Source(where, tuple(map(_named, paths)), "invoke test --gpu --store, a file of tests a line")
+        section.add(tables.of_markdown("gpu-tests", "Tests on a GPU", "\n" + testing.gpu_table()), source)
     return section
 
 
@@ -256,6 +292,28 @@ def _sizes(stored: Stored) -> Section:
     section.add(plots.sizes(stored.rows), source)
     section.add(tables.image_sizes(stored.rows), source)
     return section
+
+
+def _counters() -> list[Section]:
+    sections = []
+    for path in sorted(counters.FOLDER.glob("*.json")):
+        document = _json(path)
+        device = document["about"]["device"]
+        section = Section(
+            f"counters-{device_slug(device)}",
+            "What counters say",
+            "Of one launch whose caches are empty: bytes that device memory moved; shares of what memory, issue slots, "
+            "places for warps and tensor cores can do; cycles that a warp waits between instructions.",
+        )
+        seen = days(sorted({row["date"] for row in document["rows"]}))
+        source = Source(
+            f"{device}, driver {document['about']['driver']}, {seen}",
+            (_named(path),),
+            "python -m pyharness.counters, under ncu",
+        )
+        section.add(tables.of_markdown(f"counters-{device_slug(device)}", device, counters.table(document)), source)
+        sections.append(section)
+    return sections
 
 
 def _launches(stored: Stored) -> list[Section]:
@@ -285,10 +343,9 @@ def _models(stored: Stored) -> list[Section]:
             "mamba-ssm's. Experts and attention are PyTorch's: in another engine a scan's microseconds stay, its share "
             "does not.",
         )
-        where = f"{device}, driver {document['driver']}, nvcc {document['compiler']}, {document['date']}"
-        protocol = f"examples/share_of_scan.py, transformers {document['transformers']}, torch {document['torch']}"
-        file = f"generated/bench/{device_slug(device)}/{models_table.SUITE}.json"
-        section.add(tables.models(document), Source(where, (file,), protocol))
+        section.add(tables.models(document), source_of([document]))
+        for compared in (one for one in stored.logits if one["device"] == device):
+            section.add(tables.logits(compared), source_of([compared]))
         sections.append(section)
     return sections
 
@@ -298,9 +355,7 @@ def _native(stored: Stored) -> list[Section]:
     for document in stored.native:
         device = document["device"]
         section = Section(f"native-{device_slug(device)}", f"From Go{stored.of(device)}", "")
-        where = f"{device}, driver {document['driver']}, nvcc {document['compiler']}, {document['date']}"
-        file = f"generated/bench/{device_slug(device)}/native.json"
-        source = Source(where, (file,), "python -m pyharness.native time: binaries made elsewhere, data cold")
+        source = source_of([document], protocol="python -m pyharness.native time: binaries made elsewhere, data cold")
         section.add(tables.native_times(document), source)
         section.add(tables.native_benchmarks(document), source)
         sections.append(section)
@@ -334,6 +389,7 @@ def sections(stored: Stored) -> list[Section]:
         *overview(stored),
         *times(stored),
         *_error_sections(stored),
+        *_counters(),
         *_launches(stored),
         *_models(stored),
         *_native(stored),

@@ -9,7 +9,7 @@ from typing import Any
 
 from markupsafe import Markup
 
-from pyharness.figures import best_peer, dates, fastest_of_ours, timed_at
+from pyharness.figures import best_peer, dates, fastest_of_ours, is_peer, points, timed_at
 from pyharness.manifest import Row
 from pyharness.report import svg
 from pyharness.report.svg import Axis, Bar, Mark, Series
@@ -85,31 +85,62 @@ def _mark(point: Point, row: Timed, x: float, y: float) -> Mark:
     return Mark(x, y, about, {"point": point.name, "kernel": row["kernel"], "us": us["median"]})
 
 
-def over(document: Document, run: Sequence[Point], varying: str, family: str, name: str) -> Plot | None:
-    """The time of a call over tokens or sequences: ours, `recurrent` where it stands beside, the best peer, ceiling."""
-    wanted: list[tuple[str, str, Callable[[Sequence[Timed]], Timed | None]]] = [
-        ("ours", "ours", lambda rows: fastest_of_ours(rows, family)),
-        ("best peer", "peer", best_peer),
-    ]
-    if family != "recurrent":
-        wanted.append(("recurrent", "third", lambda rows: fastest_of_ours(rows, "recurrent")))
-    at = {point: timed_at(document, point.name) for point in run}
+#: Chooses a timing of a point.
+Choice = Callable[[Sequence[Timed]], "Timed | None"]
+
+
+def _lines(
+    document: Document,
+    run: Sequence[Point],
+    varying: str,
+    choices: Iterable[tuple[str, str, Choice]],
+    height: Callable[[Timed], float],
+) -> tuple[list[Series], list[Timed]]:
+    """A line for each choice over the points of a run that have such a timing, and the timings in them.
+
+    Args:
+        choices: label, role of the colour, and what is chosen.
+        height: of a timing.
+    """
     series, used = [], []
-    for label, role, choose in wanted:
-        found = [(point, row) for point in run if (row := choose(at[point])) is not None]
+    for label, role, choose in choices:
+        found = [(point, row) for point in run if (row := choose(timed_at(document, point.name))) is not None]
         if found:
-            marks = [_mark(point, row, getattr(point, varying), row["us"]["median"]) for point, row in found]
+            marks = [_mark(point, row, getattr(point, varying), height(row)) for point, row in found]
             series.append(Series(label, role, marks))
             used += [row for _, row in found]
-    mine = [(point, row) for point in run if (row := fastest_of_ours(at[point], family)) is not None]
+    return series, used
+
+
+def _median(row: Timed) -> float:
+    return float(row["us"]["median"])
+
+
+def _counted(run: Sequence[Point], varying: str) -> str:
+    """What the axis of a run counts."""
+    sequences, tokens = run[0].sequences, run[0].tokens
+    if varying == "tokens":
+        return "tokens of one sequence" if sequences == 1 else f"tokens of each of {sequences} sequences"
+    return "sequences of one token each" if tokens == 1 else f"sequences of {tokens} tokens each"
+
+
+def over(document: Document, run: Sequence[Point], varying: str, family: str, name: str) -> Plot | None:
+    """The time of a call over tokens or sequences: ours, `recurrent` where it stands beside, the best peer, ceiling."""
+
+    def ours(rows: Sequence[Timed]) -> Timed | None:
+        return fastest_of_ours(rows, family)
+
+    choices: list[tuple[str, str, Choice]] = [("ours", "ours", ours), ("best peer", "peer", best_peer)]
+    if family != "recurrent":
+        choices.append(("recurrent", "third", lambda rows: fastest_of_ours(rows, "recurrent")))
+    series, used = _lines(document, run, varying, choices, _median)
+    mine = [(point, row) for point in run if (row := ours(timed_at(document, point.name))) is not None]
     if len(mine) < _LEAST:
         return None
     marks = [Mark(getattr(p, varying), _ceiling(row), f"ceiling {_ceiling(row):.2f} us") for p, row in mine]
     series.append(Series("ceiling", "roof", marks, dashed=True, shape="none"))
     times = [mark.y for one in series for mark in one.marks]
-    what = "tokens of one sequence" if varying == "tokens" else "sequences of one token each"
-    if varying == "tokens" and run[0].sequences > 1:
-        what = f"tokens of each of {run[0].sequences} sequences"
+    what = _counted(run, varying)
     x_axis = svg.powers(what, [getattr(point, varying) for point in run])
     title = f"{run[0].job.capitalize()} over {varying}: {shape(run[0])}"
     about = f"Microseconds of one call over {what}, {shape(run[0])}, by {', '.join(one.label for one in series)}."
@@ -120,21 +151,18 @@ def over(document: Document, run: Sequence[Point], varying: str, family: str, na
 
 def above_ceiling(document: Document, run: Sequence[Point], varying: str, family: str, name: str) -> Plot | None:
     """The time as a multiple of the ceiling: small differences that a logarithmic axis of times hides."""
-    choices = (("ours", "ours", lambda rows: fastest_of_ours(rows, family)), ("best peer", "peer", best_peer))
-    series, used = [], []
-    for label, role, choose in choices:
-        found = [(p, row) for p in run if (row := choose(timed_at(document, p.name))) is not None]
-        if found:
-            marks = [_mark(p, row, getattr(p, varying), row["us"]["median"] / _ceiling(row)) for p, row in found]
-            series.append(Series(label, role, marks))
-            used += [row for _, row in found]
+    choices: list[tuple[str, str, Choice]] = [
+        ("ours", "ours", lambda rows: fastest_of_ours(rows, family)),
+        ("best peer", "peer", best_peer),
+    ]
+    series, used = _lines(document, run, varying, choices, lambda row: _median(row) / _ceiling(row))
     if not series or len(series[0].marks) < _LEAST:
         return None
     highest = max(mark.y for one in series for mark in one.marks)
     lowest = min(1.0, *(mark.y for one in series for mark in one.marks))
     step = 0.1 if highest - lowest < 0.8 else 0.5 if highest - lowest < 4 else 1.0
     y_axis = svg.linear("multiple of the ceiling", lowest, highest, step)
-    what = "sequences of one token each" if varying == "sequences" else "tokens of one sequence"
+    what = _counted(run, varying)
     x_axis = svg.powers(what, [getattr(point, varying) for point in run])
     about = f"Time as a multiple of the ceiling over {what}, {shape(run[0])}."
     title = f"How far above the ceiling: {shape(run[0])}"
@@ -157,15 +185,19 @@ class Ratio:
 
 
 def ratios(documents: Iterable[Document]) -> list[Ratio]:
-    """Every point at which a peer ran, each with the fastest of ours and of the peers."""
-    found = []
+    """Every point at which a peer ran, each with the fastest of ours and of the peers.
+
+    Of a point that several documents have it is the one with our faster kernel: one that selection takes.
+    """
+    found: dict[str, Ratio] = {}
     for document in documents:
         for name, stored in document["points"].items():
             rows = timed_at(document, name)
             ours, peer = fastest_of_ours(rows), best_peer(rows)
-            if ours and peer:
-                found.append(Ratio(document["suite"], point_of(stored), ours, peer))
-    return found
+            known = found.get(name)
+            if ours and peer and (known is None or _median(ours) < _median(known.ours)):
+                found[name] = Ratio(document["suite"], point_of(stored), ours, peer)
+    return list(found.values())
 
 
 def against_peers(found: Sequence[Ratio], titles: Mapping[str, str]) -> Plot | None:
@@ -312,27 +344,36 @@ def _power(value: float) -> str:
 def errors(document: Document, title: str) -> Plot | None:
     """Relative error of y against the oracle at each point, ours and the best peer's; `title` names the suite."""
     bars: list[Bar] = []
-    values, used = [], []
-    for name, stored in document["points"].items():
+    used: list[Timed] = []
+    for name, stored in points(document):
         point, rows = point_of(stored), timed_at(document, name)
-        own = fastest_of_ours(rows)
-        for who, row, role in (("ours", own, "ours"), ("best peer", best_peer(rows), "peer")):
-            if row is None or not row.get("error_of_y"):
-                continue
+        own, *others = [row for row in (fastest_of_ours(rows), best_peer(rows)) if row and row.get("error_of_y")] or [
+            {}
+        ]
+        if not own or is_peer(own):
+            continue
+        marks = []
+        for row in (own, *others):
             value = row["error_of_y"]
-            values.append(value)
-            used.append(row)
             hint = f"{many(point)}, {shape(point)}: {row['kernel']}, y {value:.1e}"
-            data = {"point": name, "kernel": row["kernel"], "error": value}
-            bar = Bar(f"{_brief(point)}, {who}", Mark(value, 0, hint, data), role, f"{value:.1e}")
-            bars.append(bar)
-    if not values:
+            marks.append(Mark(value, 0, hint, {"point": name, "kernel": row["kernel"], "error": value}))
+        used += [own, *others]
+        text = " / ".join(f"{mark.x:.1e}" for mark in marks)
+        bars.append(Bar(_brief(point), marks[0], "ours", text, tuple((mark, "peer") for mark in marks[1:])))
+    if not bars:
         return None
+    values = [row["error_of_y"] for row in used]
     low, high = 10.0 ** math.floor(math.log10(min(values)) - 0.3), max(values) * 3
     ticks = tuple(10.0**power for power in range(round(math.log10(low)), 1) if 10.0**power <= high)
     x_axis = Axis("||y - oracle|| / ||oracle||", low, high, ticks, read=lambda value: f"{value:.0e}")
     drawing = svg.lollipops([("", bars)], x_axis, low, f"Relative error of y against the float64 oracle: {title}.")
-    return Plot(f"errors-{document['suite']}", title, drawing, "Shorter is better.", dates(document, used))
+    return Plot(
+        f"errors-{document['suite']}",
+        title,
+        drawing,
+        "Shorter is better. Filled: ours; a ring: the best peer's.",
+        dates(document, used),
+    )
 
 
 def worst_of_proofs(images: Sequence[tuple[str, str, float]]) -> Plot | None:

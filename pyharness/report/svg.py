@@ -100,8 +100,8 @@ class Mark:
 class Series:
     """Marks of one colour (`role`, a class of plot.css), joined by a line or not, named at the last one.
 
-    `shape` is "dot", "ring", or "none" for a line without marks. `note` stands over the last mark but
-    one of three, else over the end of the line, within the axes.
+    `shape` is "dot", "ring", or "none" for a line without marks. `note` ends over the last mark but one of three, else
+    it begins where the line does.
     """
 
     label: str
@@ -186,9 +186,11 @@ def plot(series: Sequence[Series], x: Axis, y: Axis, about: str, height: float =
         if one.shape != "none":
             drawn += [_mark(mark, frame, one.role, one.shape) for mark in one.marks]
         if one.note:
-            under = one.marks[-2 if len(one.marks) > 2 else -1]
-            at = {"class": f"note {one.role}", "x": frame.x(under.x) - 4, "y": frame.y(under.y) - 5}
-            drawn.append(element("text", at, one.note))
+            ends = len(one.marks) > 2
+            under = one.marks[-2 if ends else 0]
+            about_note = {"class": f"note {'end' if ends else 'begin'} {one.role}", "y": frame.y(under.y) - 5}
+            about_note["x"] = frame.x(under.x) + (-4 if ends else 4)
+            drawn.append(element("text", about_note, one.note))
     named = [(one, *_end(one, frame)) for one in series if one.label]
     heights = _apart([frame.y(mark.y) for _, mark, _ in named], _LABEL_GAP, _TOP, height - _BOTTOM)
     for (one, mark, side), place in zip(named, heights, strict=True):
@@ -226,12 +228,17 @@ class _Lying:
         """Grid lines, their ticks' values and the title."""
         foot = self.height - 38
         parts: list[str] = []
+        free = -math.inf
         for tick in self.x_axis.ticks:
-            x = self.at(tick)
+            x, said = self.at(tick), self.x_axis.read(tick)
             kind = "grid origin" if tick == origin else "grid"
             parts.append(element("line", {"class": kind, "x1": x, "x2": x, "y1": top, "y2": foot}))
-            about = {"class": "tick x", "x": x, "y": foot + 14, "data-value": f"{tick:.9g}"}
-            parts.append(element("text", about, self.x_axis.read(tick)))
+            half = _LETTER * len(said) / 2
+            # A tick whose value would run into the one before has a line alone.
+            if x - half > free:
+                free = x + half + _LETTER / 2
+                about = {"class": "tick x", "x": x, "y": foot + 14, "data-value": f"{tick:.9g}"}
+                parts.append(element("text", about, said))
         middle = (self.left + self.right) / 2
         parts.append(element("text", {"class": "title x", "x": middle, "y": self.height - 6}, self.x_axis.title))
         return parts
@@ -239,12 +246,13 @@ class _Lying:
 
 @dataclass(frozen=True)
 class Bar:
-    """A line of `lollipops`: its name, the mark, the colour, and what stands beside the mark."""
+    """A line of `lollipops`: its name, the mark, the colour, what stands beside it, and rings with their colours."""
 
     name: str
     mark: Mark
     role: str
     text: str
+    rings: Sequence[tuple[Mark, str]] = ()
 
 
 def lollipops(groups: Sequence[tuple[str, Sequence[Bar]]], x: Axis, origin: float, about: str) -> Markup:
@@ -253,7 +261,8 @@ def lollipops(groups: Sequence[tuple[str, Sequence[Bar]]], x: Axis, origin: floa
     lines = sum(len(bars) for _, bars in groups)
     height = 44 + lines * line + sum(head for title, _ in groups if title)
     letters = max((len(bar.name) for _, bars in groups for bar in bars), default=0)
-    left, right = 10 + 6.2 * letters, WIDTH - 46.0
+    beside = max((len(bar.text) for _, bars in groups for bar in bars), default=0)
+    left, right = 10 + 6.2 * letters, WIDTH - 14 - 6.2 * beside
     lying = _Lying(x, left, right, height)
     drawn = lying.axis(origin)
     y = 4.0
@@ -264,15 +273,17 @@ def lollipops(groups: Sequence[tuple[str, Sequence[Bar]]], x: Axis, origin: floa
         for bar in bars:
             y += line
             middle = y - line / 2
-            data = _data(bar.mark)
             end = lying.at(bar.mark.x)
             drawn.append(element("text", {"class": "name", "x": left - 8, "y": middle + 3.5}, bar.name))
             stem = {"class": f"stem {bar.role}", "x1": lying.at(origin), "x2": end, "y1": middle, "y2": middle}
             drawn.append(element("line", stem))
-            about_mark = {"class": f"mark dot {bar.role}", "cx": end, "cy": middle, "r": 4}
-            about_mark["data-x"] = f"{bar.mark.x:.6g}"
-            drawn.append(element("circle", about_mark | data, element("title", None, bar.mark.title)))
+            for mark, shape in ((bar.mark, f"dot {bar.role}"), *((ring, f"clear {role}") for ring, role in bar.rings)):
+                about_mark = {"class": f"mark {shape}", "cx": lying.at(mark.x), "cy": middle, "r": 4}
+                about_mark["data-x"] = f"{mark.x:.6g}"
+                drawn.append(element("circle", about_mark | _data(mark), element("title", None, mark.title)))
             beyond = bar.mark.x >= origin
+            if beyond:
+                end = max([end, *(lying.at(ring.x) for ring, _ in bar.rings)])
             side = {"class": f"value {bar.role}", "x": end + (8 if beyond else -8), "y": middle + 3.5}
             if not beyond:
                 side["text-anchor"] = "end"

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pyharness import grades, models_table
-from pyharness.figures import best_peer, fastest_of_ours, is_peer, timed_at
+from pyharness import grades, logits_table, models_table
+from pyharness.figures import best_peer, fastest_of_ours, is_peer, points, timed_at
 from pyharness.grades import Proofs
 from pyharness.manifest import Row
 from pyharness.occupancy import MULTIPROCESSORS, occupancy
@@ -61,6 +61,15 @@ def _columns(text: str) -> list[tuple[str, bool]]:
     """Titles, comma-separated; one that begins with # is of numbers."""
     titles = [title.strip() for title in text.split(",")]
     return [(title.removeprefix("#").strip(), title.startswith("#")) for title in titles]
+
+
+def of_markdown(name: str, caption: str, text: str) -> Table:
+    """The first table of a Markdown page, as a command writes it there."""
+    lines = [line for line in text.partition("\n| ")[2].partition("\n\n")[0].splitlines() if line]
+    head, rule, *rows = [[cell.strip() for cell in line.strip("| ").split("|")] for line in lines]
+    columns = [(title, mark.endswith(":")) for title, mark in zip(head, rule, strict=True)]
+    shown = [[_kernel(cell.strip("`")) if cell.startswith("`") else Cell(cell) for cell in row] for row in rows]
+    return Table(name, caption, columns, shown)
 
 
 def catalogue(rows: Sequence[Row]) -> Table:
@@ -123,7 +132,7 @@ def replays(place: str, rows: Sequence[Replayed]) -> Table:
 def best_by_point(document: Mapping[str, Any]) -> Table:
     """A line a point: the ceilings, our fastest kernel, the best peer, and their ratio."""
     lines = []
-    for name, stored in document["points"].items():
+    for name, stored in points(document):
         point, rows = point_of(stored), timed_at(document, name)
         ours, peer = fastest_of_ours(rows), best_peer(rows)
         cells = [Cell(f"{point.job} {many(point)}"), Cell(shape(point))]
@@ -185,11 +194,28 @@ def models(document: Mapping[str, Any]) -> Table:
         point = document["points"][row["point"]]
         job = "decode" if point["tokens"] == 1 else "prefill"
         step = f"{job} {point['sequences']} x {point['tokens']}"
-        times = [f"{row[name]:.1f}" for name in ("scan_us", "layer_us", "others_us", "total_us")]
+        times = [f"{row['scan_us']:.1f}", f"{row['scans_us']:.0f}"]
+        times += [f"{row[name]:.1f}" for name in ("layer_us", "others_us", "total_us")]
         share, rate = f"{100 * row['share']:.1f} %", f"{row['tokens_per_second']:.0f}"
         lines.append([Cell(step), Cell(row["scan"]), _kernel(row["kernel"]), *_cells([*times, share, rate])])
-    columns = _columns("step, scan, kernel, # scan, # layer, # all else, # stack, # scans' share, # tokens/s")
+    scans = f"{document['layers']['linear_attention']} scans"
+    columns = _columns(
+        f"step, scan, kernel, # 1 scan, # {scans}, # layer, # all else, # stack, # scans' share, # tokens/s"
+    )
     return Table("models", f"Microseconds of a scan, of its layer and of {document['model']}'s stack", columns, lines)
+
+
+def logits(document: Mapping[str, Any]) -> Table:
+    """How far logits are from those of PyTorch's own code in f32, by model and scan."""
+    columns = [("model", False), *((title.replace("`", ""), True) for title in logits_table.COLUMNS.values())]
+    lines = []
+    for rows in logits_table.by_model(document).values():
+        like = next(iter(rows.values()))["like"]
+        lines.append([Cell(like), *_cells(logits_table.cells(rows))])
+    caption = (
+        f"Logits: relative distance from PyTorch's in f32, prompt of {document['prompt']} / {document['steps']} decoded"
+    )
+    return Table("logits", caption, columns, lines)
 
 
 def native_times(document: Mapping[str, Any]) -> Table | None:
@@ -213,7 +239,7 @@ def native_times(document: Mapping[str, Any]) -> Table | None:
 def native_benchmarks(document: Mapping[str, Any]) -> Table | None:
     """What the Go benchmarks report, as they name it."""
     lines = [
-        [Cell(name, "kernel"), Cell(f"{value:g}"), Cell(unit)]
+        [Cell(name, "kernel"), Cell(f"{value:.0f}" if value >= 1000 else f"{value:g}"), Cell(unit)]
         for name, values in sorted(document.get("benchmarks", {}).items())
         for unit, value in values.items()
     ]

@@ -316,12 +316,16 @@ static inline const ssm_entry* ssm_exact(const ssm_place* place, int* passed) {
   return best;
 }
 
-// Whether another entry for an entry's problem has a faster kernel that fits.
+// Whether an entry counts for problems beside its own. What was reported says nothing of kernels that came later.
+static inline int ssm_counts(const ssm_place* place, const ssm_entry* e) {
+  return ssm_in_place(place, e) && strcmp(e->source, "reported") != 0 && ssm_kept(place, e) >= 0;
+}
+
+// Whether another entry for an entry's problem has a faster kernel.
 static inline int ssm_beaten(const ssm_place* place, const ssm_entry* e) {
   for (const ssm_entry* f = place->tables->entries; f->kernel != NULL; f++) {
     if (f->batch_heads == e->batch_heads && f->tokens == e->tokens && f->heads == e->heads &&
-        f->head_dim == e->head_dim && f->groups == e->groups && ssm_in_place(place, f) && ssm_faster(f, e) &&
-        strcmp(f->source, "reported") != 0 && ssm_kept(place, f) >= 0)
+        f->head_dim == e->head_dim && f->groups == e->groups && ssm_faster(f, e) && ssm_counts(place, f))
       return 1;
   }
   return 0;
@@ -332,14 +336,12 @@ static inline int ssm_decode_entry(const ssm_entry* e) {
   return ssm_ceil_div(e->tokens * e->heads, e->batch_heads > 1 ? e->batch_heads : 1) <= 8;
 }
 
-// The entry of the nearest problem, of decode or of prefill as the problem is. What was reported says nothing of
-// kernels that came later.
+// The entry of the nearest problem, of decode or of prefill as the problem is.
 static inline const ssm_entry* ssm_nearest(const ssm_place* place) {
   const ssm_entry* best = NULL;
   int best_distance = 0;
   for (const ssm_entry* e = place->tables->entries; e->kernel != NULL; e++) {
-    if (!ssm_in_place(place, e) || strcmp(e->source, "reported") == 0 || ssm_kept(place, e) < 0) continue;
-    if (ssm_decode_entry(e) != ssm_decode(place->problem)) continue;
+    if (!ssm_counts(place, e) || ssm_decode_entry(e) != ssm_decode(place->problem)) continue;
     const int distance = ssm_distance(e, place->problem);
     if (best != NULL && distance > best_distance) continue;
     if (best != NULL && distance == best_distance && strcmp(e->kernel, best->kernel) >= 0) continue;
@@ -428,6 +430,7 @@ static struct {
 #define X(name, parameters) int(*name) parameters;
   SSM_DRIVER(X)
 #undef X
+  int (*cuFuncLoad)(void*);  // NULL before CUDA 12.4
 } ssm_driver;
 
 static inline int ssm_check(int code, const char* op, const char* kernel) {
@@ -458,6 +461,7 @@ static inline int ssm_open_driver(void) {
   if (ssm_driver.name == NULL) return ssm_fail("libcuda.so.1 has no %s: a newer driver is needed", #name);
   SSM_DRIVER(X)
 #undef X
+  *(void**)&ssm_driver.cuFuncLoad = dlsym(library, "cuFuncLoad");
   SSM_TRY(cuInit, 0);
   opened = 1;
   return 0;
@@ -570,6 +574,9 @@ static inline int ssm_load_kernel(ssm_library* library, const char* root, int k,
     if (image->dynamic_shared > 0)
       code = ssm_driver.cuFuncSetAttribute(*function, DYNAMIC_SHARED, image->dynamic_shared);
     if (ssm_check(code, "cuFuncSetAttribute", kernel->id)) return -1;
+    // A driver that can loads functions at their first launch else, which may be within a capture.
+    if (ssm_driver.cuFuncLoad != NULL) code = ssm_driver.cuFuncLoad(*function);
+    if (ssm_check(code, "cuFuncLoad", kernel->id)) return -1;
   }
   library->image[k] = number;
   return 0;

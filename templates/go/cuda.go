@@ -11,6 +11,7 @@ import "C"
 
 import (
 	"fmt"
+	"runtime"
 	"strconv"
 	"sync"
 	"time"
@@ -172,6 +173,43 @@ func (d *Device) NewStream() (uintptr, error) {
 func (d *Device) DestroyStream(stream uintptr) error {
 	return failure(C.ssm_stream_destroy(d.context, C.uintptr_t(stream)), "")
 }
+
+// Graph is launches that were captured; it runs them all again, over what their arrays and batches then hold.
+type Graph struct {
+	device *Device
+	graph  unsafe.Pointer
+}
+
+// Capture records the launches that a function makes on a stream, which must not be the default one, and runs none of
+// them. The function may launch and nothing else; an error of it is returned.
+func (d *Device) Capture(stream uintptr, launch func() error) (*Graph, error) {
+	runtime.LockOSThread() // a capture is of its thread
+	defer runtime.UnlockOSThread()
+	if err := failure(C.ssm_capture_begin(d.context, C.uintptr_t(stream)), ""); err != nil {
+		return nil, err
+	}
+	launched := launch()
+	graph := &Graph{device: d}
+	err := failure(C.ssm_capture_end(d.context, C.uintptr_t(stream), &graph.graph), "")
+	if launched != nil {
+		if err == nil {
+			_ = graph.Close() // the first error is the one to tell
+		}
+		return nil, launched
+	}
+	if err != nil {
+		return nil, err
+	}
+	return graph, nil
+}
+
+// Launch runs the captured launches on a stream and returns before they are done.
+func (g *Graph) Launch(stream uintptr) error {
+	return failure(C.ssm_graph_launch(g.device.context, g.graph, C.uintptr_t(stream)), "")
+}
+
+// Close frees the graph; it must not be running.
+func (g *Graph) Close() error { return failure(C.ssm_graph_destroy(g.device.context, g.graph), "") }
 
 // Event marks a point of a stream.
 type Event struct {

@@ -57,6 +57,12 @@ enum {
   X(cuFuncGetAttribute, (int *, int, CUfunction))                                                          \
   X(cuLaunchKernel, (CUfunction, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned,     \
                      CUstream, void **, void **))                                                          \
+  X(cuStreamBeginCapture_v2, (CUstream, int))                                                              \
+  X(cuStreamEndCapture, (CUstream, void **))                                                               \
+  X(cuGraphInstantiateWithFlags, (void **, void *, unsigned long long))                                    \
+  X(cuGraphLaunch, (void *, CUstream))                                                                     \
+  X(cuGraphDestroy, (void *))                                                                              \
+  X(cuGraphExecDestroy, (void *))                                                                          \
   X(cuMemAlloc_v2, (CUdeviceptr *, size_t))                                                                \
   X(cuMemFree_v2, (CUdeviceptr))                                                                           \
   X(cuMemcpyHtoD_v2, (CUdeviceptr, const void *, size_t))                                                  \
@@ -69,6 +75,7 @@ static struct {
 #define X(name, parameters) CUresult(*name) parameters;
   DRIVER_FUNCTIONS(X)
 #undef X
+  CUresult (*cuFuncLoad)(CUfunction);  // NULL before CUDA 12.4
 } driver;
 
 static ssm_status status(CUresult code, const char *op) { return (ssm_status){code, code ? op : NULL}; }
@@ -107,6 +114,7 @@ ssm_status ssm_load(void) {
   if (driver.name == NULL) return status(SSM_NO_SYMBOL, #name);
   DRIVER_FUNCTIONS(X)
 #undef X
+  *(void **)&driver.cuFuncLoad = dlsym(library, "cuFuncLoad");
   TRY(cuInit, 0);
   return status(0, NULL);
 }
@@ -189,6 +197,7 @@ ssm_status ssm_get_function(void *context, void *module, const char *symbol, int
   CHECK(cuFuncGetAttribute, &out->static_shared, FUNCTION_STATIC_SHARED, out->handle);
   CHECK(cuFuncGetAttribute, &out->max_threads, FUNCTION_MAX_THREADS, out->handle);
   if (shared_bytes > 0) CHECK(cuFuncSetAttribute, out->handle, FUNCTION_DYNAMIC_SHARED, shared_bytes);
+  if (driver.cuFuncLoad != NULL) CHECK(cuFuncLoad, out->handle);
   LEAVE;
 }
 
@@ -219,6 +228,36 @@ ssm_status ssm_launch_cost(void *context, void *function, uintptr_t stream, ssm_
   LEAVE;
 }
 
+ssm_status ssm_capture_begin(void *context, uintptr_t stream) {
+  // What other threads do meanwhile is theirs; what this one may not do during a capture is refused.
+  enum { CAPTURE_THREAD_LOCAL = 1 };
+  ENTER(context);
+  CHECK(cuStreamBeginCapture_v2, (CUstream)stream, CAPTURE_THREAD_LOCAL);
+  LEAVE;
+}
+
+ssm_status ssm_capture_end(void *context, uintptr_t stream, void **graph) {
+  void *recorded = NULL;
+  ENTER(context);
+  CHECK(cuStreamEndCapture, (CUstream)stream, &recorded);
+  result = status(driver.cuGraphInstantiateWithFlags(graph, recorded, 0), "cuGraphInstantiateWithFlags");
+  const CUresult destroyed = driver.cuGraphDestroy(recorded);
+  if (result.code == 0) result = status(destroyed, "cuGraphDestroy");
+  LEAVE;
+}
+
+ssm_status ssm_graph_launch(void *context, void *graph, uintptr_t stream) {
+  ENTER(context);
+  CHECK(cuGraphLaunch, graph, (CUstream)stream);
+  LEAVE;
+}
+
+ssm_status ssm_graph_destroy(void *context, void *graph) {
+  ENTER(context);
+  CHECK(cuGraphExecDestroy, graph);
+  LEAVE;
+}
+
 ssm_status ssm_synchronize(void *context, uintptr_t stream) {
   ENTER(context);
   CHECK(cuStreamSynchronize, (CUstream)stream);
@@ -240,6 +279,7 @@ ssm_status ssm_free(void *context, uint64_t address) {
 ssm_status ssm_upload(void *context, uint64_t address, const void *host, size_t bytes) {
   ENTER(context);
   CHECK(cuMemcpyHtoD_v2, address, host, bytes);
+  CHECK(cuStreamSynchronize, NULL);  // pageable memory is staged, and the copy then returns before it is done
   LEAVE;
 }
 

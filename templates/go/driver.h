@@ -54,11 +54,18 @@ ssm_status ssm_describe_context(uintptr_t context, ssm_device *device);
 // Each call below makes the context current, works and restores the context that was current.
 ssm_status ssm_module_load(void *context, const void *image, size_t bytes, void **module);
 ssm_status ssm_module_unload(void *context, void *module);
+// Finds an entry and loads it: a driver that can loads functions at their first launch else.
 ssm_status ssm_get_function(void *context, void *module, const char *symbol, int32_t shared_bytes, ssm_function *out);
 ssm_status ssm_launch(void *context, void *function, uintptr_t stream, ssm_geometry geometry, ssm_args args);
 // Launches many times within one context switch and gives the nanoseconds of the CPU: what cuLaunchKernel alone costs.
 ssm_status ssm_launch_cost(void *context, void *function, uintptr_t stream, ssm_geometry geometry, ssm_args args,
                            int32_t count, int64_t *nanoseconds);
+// Between begin and end, launches of this thread on a stream are recorded and do not run. After a failure there is no
+// graph.
+ssm_status ssm_capture_begin(void *context, uintptr_t stream);
+ssm_status ssm_capture_end(void *context, uintptr_t stream, void **graph);
+ssm_status ssm_graph_launch(void *context, void *graph, uintptr_t stream);
+ssm_status ssm_graph_destroy(void *context, void *graph);
 ssm_status ssm_synchronize(void *context, uintptr_t stream);
 ssm_status ssm_alloc(void *context, size_t bytes, uint64_t *address);
 ssm_status ssm_free(void *context, uint64_t address);

@@ -9,12 +9,17 @@ import subprocess
 import sys
 from typing import Any
 
+import ml_dtypes
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch", reason="needs PyTorch: pip install torch")
 
+from pyharness import peer_suites  # noqa: E402
 from pyharness.errors import DeviceError, InvalidProblem, Unsupported, WrongShape  # noqa: E402
+from pyharness.oracle import oracle  # noqa: E402
 from pyharness.peers import mamba_module  # noqa: E402
+from pyharness.problem import ScanProblem  # noqa: E402
 from pyharness.toolchain import ROOT  # noqa: E402
 
 #: Norms of differences. Both round y to bf16 once: half a unit in the last place each. In f32 their exponentials are
@@ -153,6 +158,60 @@ def test_a_mamba_1_step_is_theirs(ours: Any, theirs: Any, batch: int, dtype: Any
     assert y.shape == wanted.shape
     assert error(y, wanted) < STEP[dtype]
     assert error(state, wanted_state) < STATE
+
+
+#: Of mamba-ssm's own suite of decode steps the least and the most columns, the odd number of channels and the fewest
+#: heads; `invoke peers` has all of it.
+THEIR_CASES = [
+    case
+    for suite in peer_suites.SUITES
+    if suite.key == "mamba-ssm selective_state_update"
+    for case in suite.cases()
+    if case.shape.d_state != 32 and case.shape.heads in (2064, 32)
+]
+
+
+def on_gpu(array: Any) -> Any:
+    """A host array as a CUDA tensor."""
+    if array.dtype == ml_dtypes.bfloat16:
+        return torch.from_numpy(np.ascontiguousarray(array).view(np.int16)).cuda().view(torch.bfloat16)
+    return torch.from_numpy(np.ascontiguousarray(array)).cuda()
+
+
+def step_of(problem: ScanProblem) -> dict[str, Any]:
+    """A problem of one token a sequence as the arguments of `selective_state_update`."""
+    mamba1 = problem.head_dim == 1
+    dim, n = problem.head_dim, problem.d_state
+    given = {name: on_gpu(getattr(problem, name)) for name in ("x", "dt", "A", "B", "C", "D", "dt_bias", "state")}
+    given |= {name: on_gpu(value) for name in ("z",) if (value := getattr(problem, name)) is not None}
+    if problem.read_slots is None:
+        # Without indices there is a state for each sequence and no more.
+        given["state"] = given["state"][: problem.sequences]
+    else:
+        given["state_batch_indices"] = on_gpu(problem.read_slots)
+    if mamba1:
+        # Channels have no axis of heads, and B and C none of groups.
+        squeezed = {"x": 2, "z": 2, "state": 2, "B": 1, "C": 1}
+        return {name: value.squeeze(squeezed[name]) if name in squeezed else value for name, value in given.items()}
+    given["A"] = given["A"][:, None, None].expand(-1, dim, n)
+    given["dt"] = given["dt"][..., None].expand(-1, -1, dim)
+    return given | {name: given[name][:, None].expand(-1, dim) for name in ("D", "dt_bias")}
+
+
+@pytest.mark.parametrize("package", ["theirs", "ours"])
+@pytest.mark.parametrize("case", THEIR_CASES, ids=lambda case: case.name.removeprefix("mamba-ssm update "))
+def test_a_case_of_their_suite_passes(request: pytest.FixtureRequest, package: str, case: peer_suites.Replay) -> None:
+    problem = case.problem()
+    truth = oracle(problem)
+    given = step_of(problem)
+    y = request.getfixturevalue(package).selective_state_update(**given, dt_softplus=problem.dt_softplus)
+    slots = list(truth.states)
+    found = {"y": y.reshape(problem.x.shape), "state": given["state"][slots].reshape(-1, *problem.state.shape[1:])}
+    wanted = {"y": truth.y, "state": np.stack([truth.states[slot] for slot in slots])}
+    for name, one in found.items():
+        right = torch.from_numpy(wanted[name]).cuda()
+        allowed = case.tolerance.atol + case.tolerance.rtol * right.abs()
+        assert bool(((one.double() - right).abs() <= allowed).all()), name
 
 
 @EVERY_DTYPE

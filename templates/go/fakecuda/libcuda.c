@@ -1,7 +1,7 @@
 // A stand-in for libcuda.so.1, for tests on a machine without a GPU: device memory is host memory, and a launch runs the
 // recurrence in double. There are two devices. It is strict about what the Go package owes the driver: a current context,
-// modules and functions of that context, the size of the argument buffer, the number of blocks, and Vector flags that
-// follow the addresses.
+// modules and functions of that context, functions that are loaded before their first launch, the size of the argument
+// buffer, the number of blocks, Vector flags that follow the addresses, and nothing but launches during a capture.
 //
 //   gcc -shared -fPIC -O2 -pthread -o libcuda.so.1 libcuda.c -lm && LD_LIBRARY_PATH=. ./ssmscan.test -test.v
 //
@@ -20,6 +20,7 @@
 #include <string.h>
 #include <time.h>
 
+enum { CAPTURE_UNSUPPORTED = 900, CAPTURE_INVALIDATED = 901 };
 enum { SUCCESS = 0, INVALID_VALUE = 1, INVALID_DEVICE = 101, INVALID_IMAGE = 200, INVALID_CONTEXT = 201, NOT_FOUND = 500 };
 enum { DEVICES = 2, KERNELS = 8192 };
 enum type { F32, BF16, F16, I8 };
@@ -62,12 +63,31 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct function {
   char symbol[160];
   const char *context;
-  int shared, registers, static_shared, local, threads, rows;
+  int shared, registers, static_shared, local, threads, rows, loaded;
 } functions[KERNELS];
 static int known;
 
+// Launches that were captured, in order; a stream that captures has one.
+struct graph {
+  int count;
+  struct {
+    struct function *function;
+    struct args args;
+  } launches[16];
+};
+struct stream {
+  struct graph *graph;
+  int invalid;
+};
+static __thread struct stream *capturing;  // by this thread
+
 #define NEED_CONTEXT \
   if (depth == 0) return INVALID_CONTEXT
+
+// What no thread may call while it captures.
+#define NO_CAPTURE \
+  NEED_CONTEXT;    \
+  if (capturing != NULL) return capturing->invalid = 1, CAPTURE_UNSUPPORTED
 
 // A module is its context: nothing else of it is looked at again.
 static const char *module_of(const char *context) { return context + 0x1000; }
@@ -108,16 +128,42 @@ int cuCtxGetDevice(int *device) {
 }
 int cuStreamSynchronize(void *stream) {
   (void)stream;
-  NEED_CONTEXT;
+  NO_CAPTURE;
   return SUCCESS;
 }
-int cuStreamCreate(void **stream, unsigned flags) {
-  NEED_CONTEXT;
-  return *stream = malloc(1), flags == 1 ? SUCCESS : INVALID_VALUE;
+int cuStreamCreate(struct stream **stream, unsigned flags) {
+  NO_CAPTURE;
+  return *stream = calloc(1, sizeof **stream), flags == 1 ? SUCCESS : INVALID_VALUE;
 }
-int cuStreamDestroy_v2(void *stream) {
-  NEED_CONTEXT;
+int cuStreamDestroy_v2(struct stream *stream) {
+  NO_CAPTURE;
   return free(stream), SUCCESS;
+}
+int cuStreamBeginCapture_v2(struct stream *stream, int mode) {
+  NO_CAPTURE;
+  if (stream == NULL || stream->graph != NULL || mode != 1) return INVALID_VALUE;
+  stream->graph = calloc(1, sizeof *stream->graph), stream->invalid = 0;
+  return capturing = stream, SUCCESS;
+}
+int cuStreamEndCapture(struct stream *stream, struct graph **graph) {
+  NEED_CONTEXT;
+  if (capturing != stream) return INVALID_VALUE;
+  *graph = stream->graph, stream->graph = NULL, capturing = NULL;
+  if (stream->invalid) return free(*graph), *graph = NULL, CAPTURE_INVALIDATED;
+  return SUCCESS;
+}
+int cuGraphInstantiateWithFlags(struct graph **executable, const struct graph *graph, unsigned long long flags) {
+  NO_CAPTURE;
+  if (graph == NULL || flags != 0) return INVALID_VALUE;
+  return *executable = malloc(sizeof *graph), **executable = *graph, SUCCESS;
+}
+int cuGraphDestroy(struct graph *graph) {
+  NO_CAPTURE;
+  return free(graph), SUCCESS;
+}
+int cuGraphExecDestroy(struct graph *executable) {
+  NO_CAPTURE;
+  return free(executable), SUCCESS;
 }
 int cuEventCreate(struct timespec **event, unsigned flags) {
   NEED_CONTEXT;
@@ -138,13 +184,13 @@ int cuEventElapsedTime(float *ms, const struct timespec *first, const struct tim
   return SUCCESS;
 }
 int cuModuleLoadData(const char **out, const char *image) {
-  NEED_CONTEXT;
+  NO_CAPTURE;
   *out = module_of(current[depth - 1]);
   if (getenv("FAKECUDA_FACTS") == NULL) return strcmp(image, "fake") == 0 ? SUCCESS : INVALID_IMAGE;
   return memcmp(image, "\177ELF", 4) == 0 || memcmp(image, "//", 2) == 0 ? SUCCESS : INVALID_IMAGE;
 }
 int cuModuleUnload(const char *unloaded) {
-  NEED_CONTEXT;
+  NO_CAPTURE;
   return unloaded == module_of(current[depth - 1]) ? SUCCESS : INVALID_VALUE;
 }
 
@@ -167,7 +213,7 @@ static int find_facts(struct function *f) {
 }
 
 int cuModuleGetFunction(struct function **out, const char *from, const char *symbol) {
-  NEED_CONTEXT;
+  NO_CAPTURE;
   if (from != module_of(current[depth - 1])) return NOT_FOUND;
   pthread_mutex_lock(&lock);
   int code = NOT_FOUND;
@@ -182,8 +228,12 @@ int cuModuleGetFunction(struct function **out, const char *from, const char *sym
   return code;
 }
 int cuFuncSetAttribute(struct function *function, int attribute, int value) {
-  NEED_CONTEXT;
+  NO_CAPTURE;
   return attribute == 8 ? (function->shared = value, SUCCESS) : INVALID_VALUE;
+}
+int cuFuncLoad(struct function *function) {
+  NO_CAPTURE;
+  return function->loaded = 1, SUCCESS;
 }
 int cuFuncGetAttribute(int *value, int attribute, struct function *f) {
   NEED_CONTEXT;
@@ -195,16 +245,16 @@ int cuFuncGetAttribute(int *value, int attribute, struct function *f) {
   return SUCCESS;
 }
 int cuMemAlloc_v2(uint64_t *address, size_t bytes) {
-  NEED_CONTEXT;
+  NO_CAPTURE;
   void *memory = aligned_alloc(256, (bytes + 255) / 256 * 256);
   return *address = (uint64_t)(uintptr_t)memory, bytes > 0 && memory != NULL ? SUCCESS : INVALID_VALUE;
 }
 int cuMemFree_v2(uint64_t address) {
-  NEED_CONTEXT;
+  NO_CAPTURE;
   return free((void *)(uintptr_t)address), SUCCESS;
 }
 int cuMemcpyHtoD_v2(uint64_t address, const void *host, size_t bytes) {
-  NEED_CONTEXT;
+  NO_CAPTURE;
   return memcpy((void *)(uintptr_t)address, host, bytes), SUCCESS;
 }
 int cuMemcpyHtoDAsync_v2(uint64_t address, const void *host, size_t bytes, void *stream) {
@@ -212,7 +262,7 @@ int cuMemcpyHtoDAsync_v2(uint64_t address, const void *host, size_t bytes, void 
   return cuMemcpyHtoD_v2(address, host, bytes);
 }
 int cuMemcpyDtoH_v2(void *host, uint64_t address, size_t bytes) {
-  NEED_CONTEXT;
+  NO_CAPTURE;
   return memcpy(host, (void *)(uintptr_t)address, bytes), SUCCESS;
 }
 int cuGetErrorName(int code, const char **name) { return *name = code == 1 ? "CUDA_ERROR_INVALID_VALUE" : "FAKE_ERROR", 0; }
@@ -350,12 +400,35 @@ static enum type type_of(const char *symbol, const char *names[4]) {
   return F32;
 }
 
+static int run(const struct function *function, struct args a) {
+  const enum type io = type_of(function->symbol, (const char *[4]){"_f32_s", "_bf16_s", "_f16_s", "_i8_s"});
+  const enum type state = type_of(function->symbol, (const char *[4]){"_sf32", "_sbf16", "_sf16", "_si8"});
+  const int rows = function->rows;
+  if (rows == FIRST_LAUNCH || rows == SECOND_LAUNCH) {
+    const struct stamp own = {"stamped", a.y, a.tokens, a.sequences};
+    if (a.workspace == NULL || a.workspace_bytes < (int64_t)sizeof own) return INVALID_VALUE;
+    if (rows == FIRST_LAUNCH) return memcpy(a.workspace, &own, sizeof own), SUCCESS;
+    if (memcmp(a.workspace, &own, sizeof own) != 0) return INVALID_VALUE;
+    memset(a.workspace, 0, sizeof own);
+  }
+  scan(&a, io, state);
+  return SUCCESS;
+}
+
+int cuGraphLaunch(const struct graph *executable, struct stream *stream) {
+  NO_CAPTURE;
+  if (stream != NULL && stream->graph != NULL) return INVALID_VALUE;
+  int code = SUCCESS;
+  for (int i = 0; i < executable->count && code == SUCCESS; i++)
+    code = run(executable->launches[i].function, executable->launches[i].args);
+  return code;
+}
+
 int cuLaunchKernel(struct function *function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by,
-                   unsigned bz, unsigned shared, void *stream, void **parameters, void **extra) {
-  (void)stream;
+                   unsigned bz, unsigned shared, struct stream *stream, void **parameters, void **extra) {
   NEED_CONTEXT;
   struct args a;
-  if (function->context != current[depth - 1]) return INVALID_CONTEXT;
+  if (function->context != current[depth - 1] || !function->loaded) return INVALID_CONTEXT;
   if (gx == 0 || gy != 1 || gz != 1 || bx * by * bz == 0 || parameters != NULL) return INVALID_VALUE;
   if ((int)shared > function->shared || bx * by * bz > (unsigned)function->threads) return INVALID_VALUE;
   if (extra[0] != (void *)1 || extra[2] != (void *)2 || extra[4] != NULL) return INVALID_VALUE;
@@ -371,13 +444,10 @@ int cuLaunchKernel(struct function *function, unsigned gx, unsigned gy, unsigned
     fprintf(stderr, "fake driver: want Vector flags %x and %u blocks, have %x and %u\n", want, blocks, have, gx);
     return INVALID_VALUE;
   }
-  if (rows == FIRST_LAUNCH || rows == SECOND_LAUNCH) {
-    const struct stamp own = {"stamped", a.y, a.tokens, a.sequences};
-    if (a.workspace == NULL || a.workspace_bytes < (int64_t)sizeof own) return INVALID_VALUE;
-    if (rows == FIRST_LAUNCH) return memcpy(a.workspace, &own, sizeof own), SUCCESS;
-    if (memcmp(a.workspace, &own, sizeof own) != 0) return INVALID_VALUE;
-    memset(a.workspace, 0, sizeof own);
-  }
-  scan(&a, io, state);
+  struct graph *graph = stream != NULL ? stream->graph : NULL;
+  if (graph == NULL) return run(function, a);
+  if (capturing != stream || graph->count == sizeof graph->launches / sizeof *graph->launches) return INVALID_VALUE;
+  graph->launches[graph->count].function = function;
+  graph->launches[graph->count++].args = a;
   return SUCCESS;
 }

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io/fs"
 	"path"
+	"slices"
 	"strings"
 
 	"example.com/ssmscan"
@@ -111,6 +112,45 @@ func Faults() []*Problem {
 		Gate, Fresh(false), Moved, Pad, Discard, Checkpoints(7), Tail(2), Order, Clamp(0.01, 0.1))
 	add("sequences that share a prefix", []int{9, 30, 1}, 2, 9, 128, 1, Shared)
 	return problems
+}
+
+// ShapeOf is a problem of a kernel's own d_state, head_dim and types: sequences of these lengths. Where head_dim is 1 only, A
+// has a value for each column, as in Mamba-1.
+func ShapeOf(row *ssmscan.Row, lengths ...int) (Shape, Option) {
+	sizes := Shape{Lengths: lengths, Heads: 4, HeadDim: 33, DState: int(row.Spec.DState), Groups: 2}
+	if sizes.DState == 0 {
+		sizes.DState = 77
+	}
+	if limits, ok := row.Limits["head_dim"]; ok {
+		sizes.HeadDim = int(limits[0])
+	}
+	types := Types(row.Spec.IO, row.Spec.State)
+	if sizes.HeadDim == 1 {
+		sizes.Heads = 36
+		return sizes, Both(types, Columns)
+	}
+	return sizes, types
+}
+
+// CasesOf gives cases of a kernel's own sizes, of which there are some that it takes whatever it is specialised on.
+func CasesOf(row *ssmscan.Row) []*Problem {
+	every := 7 // tokens between the states that are stored
+	if limits, ok := row.Limits["checkpoint_step_multiple"]; ok {
+		every = int(limits[0])
+	}
+	short, types := ShapeOf(row, 1, 2, 0, 8, 1)
+	long, _ := ShapeOf(row, 67, 1, 0, 130, 9)
+	prompt, _ := ShapeOf(row, 700)
+	prompt.Heads, prompt.Groups = prompt.Heads/2, 1
+	drafts, _ := ShapeOf(row, 4, 8, 1, 3, 4)
+	step, _ := ShapeOf(row, slices.Repeat([]int{1}, 33)...)
+	return []*Problem{
+		Draw("own decode", 91, short, types, Fresh(false), Gate, Moved, Pad),
+		Draw("own lengths", 92, long, types, Fresh(false), Gate, Checkpoints(every), Tail(2)),
+		Draw("own prompt", 93, prompt, types),
+		Draw("own drafts", 95, drafts, types, Checkpoints(1), Discard, Clamp(0.01, 0.1)),
+		Draw("own step", 96, step, types, Moved, Gate, Order, Tail(3)),
+	}
 }
 
 // Golden gives the golden vectors that a package holds: problems with results of a reference that is not this one. Their

@@ -5,6 +5,7 @@ package ssmtest
 import (
 	"bytes"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"math"
 
@@ -12,11 +13,11 @@ import (
 	"example.com/ssmscan/internal/storage"
 )
 
-// guard is the size of the zones around every array in device memory, and fill what they hold. y starts as fill too:
+// guard is the size of the zones around every array in device memory, and poison what they hold. y starts as that too:
 // 0xFF is a NaN in every float type, so an element that nothing wrote is seen.
 const (
-	guard = 256
-	fill  = 0xFF
+	guard  = 256
+	poison = 0xFF
 )
 
 // Scanner is the kernel that selection picks for each problem.
@@ -30,11 +31,51 @@ func Scanner(scanner *ssmscan.Scanner) Implementation {
 	}
 }
 
+// planned is the plan of a kernel for a problem. The error is ErrUnsupported where it does not take the problem.
+func planned(kernel *ssmscan.Kernel, p *Problem) (*ssmscan.KernelPlan, error) {
+	if reason := kernel.Row.Refusal(ssmscan.Problem{Geometry: p.Geometry(), IO: p.IO, State: p.StateType}); reason != "" {
+		return nil, fmt.Errorf("%w: %s: %s", ErrUnsupported, kernel.Row.ID, reason)
+	}
+	plan, err := kernel.Row.Plan(kernel.Target, p.Geometry())
+	return &plan, err
+}
+
+// fill sets what a plan decides of the arguments.
+func fill(args *ssmscan.ScanArgs, plan *ssmscan.KernelPlan, workspace uint64, bytes int64) {
+	args.Lanes, args.Rows, args.Chunk = plan.Lanes, plan.Rows, plan.Chunk
+	args.Workspace, args.WorkspaceBytes = workspace, bytes
+}
+
 // Kernel is one loaded kernel. Every array lies between guard zones; a byte that changed outside the results is an error.
 func Kernel(device *ssmscan.Device, kernel *ssmscan.Kernel) Implementation {
+	return launched(device, kernel, func(launch func(uintptr) error) error {
+		return errors.Join(launch(0), device.Synchronize(0))
+	})
+}
+
+// Captured is Kernel through a graph: its launches are captured, and the graph is run.
+func Captured(device *ssmscan.Device, kernel *ssmscan.Kernel) Implementation {
+	return launched(device, kernel, func(launch func(uintptr) error) error {
+		stream, err := device.NewStream()
+		if err != nil {
+			return err
+		}
+		graph, err := device.Capture(stream, func() error { return launch(stream) })
+		if err == nil {
+			err = errors.Join(graph.Launch(stream), device.Synchronize(stream), graph.Close())
+		}
+		return errors.Join(err, device.DestroyStream(stream))
+	})
+}
+
+// launched is a kernel over arrays of its own; run launches it on a stream and waits.
+func launched(
+	device *ssmscan.Device, kernel *ssmscan.Kernel, run func(launch func(stream uintptr) error) error,
+) Implementation {
 	return func(p *Problem) (result *Result, err error) {
-		if reason := kernel.Row.Refusal(ssmscan.Problem{Geometry: p.Geometry(), IO: p.IO, State: p.StateType}); reason != "" {
-			return nil, fmt.Errorf("%w: %s: %s", ErrUnsupported, kernel.Row.ID, reason)
+		plan, err := planned(kernel, p)
+		if err != nil {
+			return nil, err
 		}
 		memory := &memory{device: device}
 		defer func() {
@@ -46,21 +87,14 @@ func Kernel(device *ssmscan.Device, kernel *ssmscan.Kernel) Implementation {
 		if err != nil {
 			return nil, err
 		}
-		plan, err := kernel.Row.Plan(kernel.Target, p.Geometry())
-		if err != nil {
-			return nil, err
-		}
+		workspace := uint64(0)
 		if plan.WorkspaceBytes > 0 {
-			if args.Workspace, err = memory.add("workspace", bytes.Repeat([]byte{fill}, int(plan.WorkspaceBytes)), true); err != nil {
+			if workspace, err = memory.add("workspace", bytes.Repeat([]byte{poison}, int(plan.WorkspaceBytes)), true); err != nil {
 				return nil, err
 			}
-			args.WorkspaceBytes = plan.WorkspaceBytes
 		}
-		args.Lanes, args.Rows, args.Chunk = plan.Lanes, plan.Rows, plan.Chunk
-		if err := kernel.Launch(0, &plan, args); err != nil {
-			return nil, err
-		}
-		if err := device.Synchronize(0); err != nil {
+		fill(args, plan, workspace, plan.WorkspaceBytes)
+		if err := run(func(stream uintptr) error { return kernel.Launch(stream, plan, args) }); err != nil {
 			return nil, err
 		}
 		if result, err = memory.result(p); err == nil {
@@ -84,7 +118,7 @@ type memory struct {
 }
 
 func (m *memory) add(name string, content []byte, writable bool) (uint64, error) {
-	before := bytes.Repeat([]byte{fill}, len(content)+2*guard)
+	before := bytes.Repeat([]byte{poison}, len(content)+2*guard)
 	copy(before[guard:], content)
 	address, err := m.device.Alloc(len(before))
 	if err != nil {
@@ -152,7 +186,7 @@ func (m *memory) place(p *Problem) (*ssmscan.ScanArgs, error) {
 		return nil, err
 	}
 	var err error
-	if args.Y, err = m.add("y", bytes.Repeat([]byte{fill}, len(p.X)*storage.Bytes(string(p.IO))), true); err != nil {
+	if args.Y, err = m.add("y", bytes.Repeat([]byte{poison}, len(p.X)*storage.Bytes(string(p.IO))), true); err != nil {
 		return nil, err
 	}
 	if err := m.placeState(p, args); err != nil {

@@ -29,21 +29,34 @@ type Session struct {
 	Bytes int64
 }
 
-// Timed draws the problem that a kernel is timed at: the Nano geometry, 64 heads x 64 and 8 groups, or the kernel's own
-// head_dim; Mamba-1 at 8192 channels. Decode resumes from its slots, a prompt of many tokens is fresh. Kernels of the same
-// types, d_state and head_dim have the same problem. The error is ErrUnsupported where the kernel does not take sequences
-// of so many tokens.
-func Timed(row *ssmscan.Row, sequences, tokens int) (*Problem, error) {
+// timedShape is the Nano geometry, 64 heads x 64 and 8 groups, or the kernel's own head_dim; Mamba-1 at 8192 channels.
+func timedShape(row *ssmscan.Row, sequences, tokens int) Shape {
 	shape := Shape{Lengths: repeat(tokens, sequences), Heads: 64, HeadDim: 64, DState: int(row.Spec.DState), Groups: 8}
 	if shape.DState == 0 {
 		shape.DState = 128
 	}
-	options := []Option{Types(row.Spec.IO, row.Spec.State)}
 	if limits, ok := row.Limits["head_dim"]; ok {
 		shape.HeadDim = int(limits[0])
 	}
 	if shape.HeadDim == 1 {
 		shape.Heads, shape.Groups = 8192, 1
+	}
+	return shape
+}
+
+// TimedName names the problem that a kernel is timed at. Kernels of one name have one problem.
+func TimedName(row *ssmscan.Row, sequences, tokens int) string {
+	shape := timedShape(row, sequences, tokens)
+	return fmt.Sprintf("timing %dx%d n%d p%d %s s%s", sequences, tokens, shape.DState, shape.HeadDim, row.Spec.IO, row.Spec.State)
+}
+
+// Timed draws the problem that a kernel is timed at: the Nano geometry, 64 heads x 64 and 8 groups, or the kernel's own
+// head_dim; Mamba-1 at 8192 channels. Decode resumes from its slots, a prompt of many tokens is fresh. The error is
+// ErrUnsupported where the kernel does not take sequences of so many tokens.
+func Timed(row *ssmscan.Row, sequences, tokens int) (*Problem, error) {
+	shape := timedShape(row, sequences, tokens)
+	options := []Option{Types(row.Spec.IO, row.Spec.State)}
+	if shape.HeadDim == 1 {
 		options = append(options, Columns)
 	}
 	if tokens > ssmscan.DecodeTokens {
@@ -55,9 +68,9 @@ func Timed(row *ssmscan.Row, sequences, tokens int) (*Problem, error) {
 		Groups: int32(shape.Groups), DState: int32(shape.DState), Longest: int32(tokens), PerColumnA: shape.HeadDim == 1,
 	}
 	if reason := row.Refusal(ssmscan.Problem{Geometry: sizes, IO: row.Spec.IO, State: row.Spec.State}); reason != "" {
-		return nil, fmt.Errorf("%w: %s", ErrUnsupported, reason)
+		return nil, fmt.Errorf("%w: %s: %s", ErrUnsupported, row.ID, reason)
 	}
-	return Draw("timing", 7, shape, options...), nil
+	return Draw(TimedName(row, sequences, tokens), 7, shape, options...), nil
 }
 
 // Place uploads a problem, in as many copies as no cache holds.
@@ -108,11 +121,7 @@ func (m *memory) again(placed []*array, args ssmscan.ScanArgs) (ssmscan.ScanArgs
 // Use makes a kernel the one that Launch runs. All copies share its workspace. The error is ErrUnsupported where it does not
 // take the problem.
 func (s *Session) Use(kernel *ssmscan.Kernel) error {
-	p := s.problem
-	if reason := kernel.Row.Refusal(ssmscan.Problem{Geometry: p.Geometry(), IO: p.IO, State: p.StateType}); reason != "" {
-		return fmt.Errorf("%w: %s", ErrUnsupported, reason)
-	}
-	plan, err := kernel.Row.Plan(kernel.Target, p.Geometry())
+	plan, err := planned(kernel, s.problem)
 	if err != nil {
 		return err
 	}
@@ -122,11 +131,9 @@ func (s *Session) Use(kernel *ssmscan.Kernel) error {
 		}
 		s.held = plan.WorkspaceBytes
 	}
-	s.kernel, s.plan = kernel, plan
+	s.kernel, s.plan = kernel, *plan
 	for i := range s.args {
-		args := &s.args[i]
-		args.Lanes, args.Rows, args.Chunk = plan.Lanes, plan.Rows, plan.Chunk
-		args.Workspace, args.WorkspaceBytes = s.workspace, s.held
+		fill(&s.args[i], plan, s.workspace, s.held)
 	}
 	return nil
 }

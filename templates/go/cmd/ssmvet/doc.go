@@ -1,6 +1,6 @@
 // Command ssmvet proves and times the images of this package on the GPU that it finds, without Python or a compiler.
 //
-//	ssmvet [-device 0] [-family F] [-out FILE] [-quick]
+//	ssmvet [-device 0] [-lane L] [-family F] [-kernels ID,ID] [-out FILE] [-quick]
 //
 // Each image that the GPU can load is held against a float64 reference on the shapes of other implementations' suites,
 // on faults that users met, and on golden vectors; repeated runs have to give the same bits, and a sequence the same bits

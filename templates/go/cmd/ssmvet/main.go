@@ -8,6 +8,7 @@ import (
 	"errors"
 	"flag"
 	"fmt"
+	"maps"
 	"math"
 	"os"
 	"path/filepath"
@@ -60,31 +61,27 @@ func run() error {
 	ordinal := flag.Int("device", 0, "number of the GPU")
 	family := flag.String("family", "", "prove only kernels of this family")
 	names := flag.String("kernels", "", "prove only kernels of these ids, comma-separated")
+	lane := flag.String("lane", "", "prove only images of this lane; by default of the newest that the driver loads")
 	out := flag.String("out", "", "file to write; by default <device>.json")
 	quick := flag.Bool("quick", false, "do not time")
 	flag.Parse()
 	if flag.NArg() > 0 {
 		return fmt.Errorf("want no arguments, have %q", flag.Args())
 	}
-	ids := map[string]bool{} // those that are wanted, and whether they were met
-	for id := range strings.SplitSeq(*names, ",") {
-		if id = strings.TrimSpace(id); id != "" {
-			ids[id] = false
-		}
-	}
-	wanted := func(id string) bool {
-		_, named := ids[id]
-		if named {
-			ids[id] = true
-		}
-		return named || len(ids) == 0
-	}
 	device, err := ssmscan.Open(*ordinal)
 	if err != nil {
 		return err
 	}
 	defer device.Close()
-	library, err := ssmscan.OpenImages(device.GPU, ssmscan.Options{}, everyImage...)
+	lanes, err := ofLane(*lane)
+	if err != nil {
+		return err
+	}
+	library, err := ssmscan.OpenImages(device.GPU, ssmscan.Options{}, lanes...)
+	if err != nil {
+		return err
+	}
+	images, err := chosen(library, *family, *names)
 	if err != nil {
 		return err
 	}
@@ -92,12 +89,7 @@ func run() error {
 		Tool: "ssmvet", Device: device.Name, Target: device.Target(), CUDA: cudaVersion(device.DriverVersion), Images: map[string]proof{},
 	}
 	var failed []string
-	images := library.Kernels()
-	slices.SortStableFunc(images, func(a, b *ssmscan.Embedded) int { return strings.Compare(likeness(a.Row), likeness(b.Row)) })
 	for _, image := range images {
-		if *family != "" && image.Row.Family != *family || !wanted(image.Row.ID) {
-			continue
-		}
 		one, err := prove(device, image, *quick)
 		if err != nil {
 			failed = append(failed, image.Row.ID+": "+err.Error())
@@ -108,16 +100,8 @@ func run() error {
 		fmt.Printf("%s for %s: %d cases, worst %.3f of what is allowed (%s)%s\n",
 			one.Kernel, one.Target, one.Cases, one.Worst, one.WorstCase, timings(one.Microseconds))
 	}
-	for id, met := range ids {
-		if !met {
-			failed = append(failed, id+": no image of it is here for "+device.GPU.String())
-		}
-	}
 	if len(failed) > 0 {
 		return fmt.Errorf("nothing is written, %d images failed:\n%s", len(failed), strings.Join(failed, "\n"))
-	}
-	if len(found.Images) == 0 {
-		return fmt.Errorf("want an image of family %q, have none for %s", *family, device.GPU)
 	}
 	if *out == "" {
 		*out = slug(device.Name) + ".json"
@@ -131,6 +115,59 @@ func run() error {
 	}
 	fmt.Printf("%d images proven on %s: %s\n", len(found.Images), device.GPU, *out)
 	return nil
+}
+
+// ofLane gives the images of a lane, or all.
+func ofLane(name string) ([]ssmscan.Images, error) {
+	var found []ssmscan.Images
+	names := map[string]bool{}
+	for _, set := range everyImage {
+		names[set.Lane] = true
+		if name == "" || set.Lane == name {
+			found = append(found, set)
+		}
+	}
+	if found == nil {
+		return nil, fmt.Errorf("-lane: want one of %s, have %q", strings.Join(slices.Sorted(maps.Keys(names)), ", "), name)
+	}
+	return found, nil
+}
+
+// chosen gives the images of a family and of some ids, comma-separated, or all; those that are timed at one problem stand
+// together. It is told before anything runs that there is no such image.
+func chosen(library *ssmscan.Library, family, names string) ([]*ssmscan.Embedded, error) {
+	images := library.Kernels()
+	if names != "" {
+		images = nil
+		for id := range strings.SplitSeq(names, ",") {
+			id = strings.TrimSpace(id)
+			image := library.Kernel(id)
+			if image == nil {
+				return nil, fmt.Errorf("-kernels: want ids of images for %s, have %q; there are:\n%s",
+					library.GPU, id, strings.Join(ids(library.Kernels()), "\n"))
+			}
+			if !slices.Contains(images, image) {
+				images = append(images, image)
+			}
+		}
+	}
+	images = slices.DeleteFunc(images, func(image *ssmscan.Embedded) bool { return family != "" && image.Row.Family != family })
+	if len(images) == 0 {
+		return nil, fmt.Errorf("want images of family %q for %s, have none; there are:\n%s",
+			family, library.GPU, strings.Join(ids(library.Kernels()), "\n"))
+	}
+	slices.SortStableFunc(images, func(a, b *ssmscan.Embedded) int {
+		return strings.Compare(ssmtest.TimedName(a.Row, 1, 1), ssmtest.TimedName(b.Row, 1, 1))
+	})
+	return images, nil
+}
+
+func ids(images []*ssmscan.Embedded) []string {
+	var found []string
+	for _, image := range images {
+		found = append(found, image.Row.ID)
+	}
+	return found
 }
 
 // write leaves the whole file or none.
@@ -212,7 +249,7 @@ func prove(device *ssmscan.Device, image *ssmscan.Embedded, quick bool) (*proof,
 	for _, usage := range target.Usage {
 		one.Registers = max(one.Registers, usage.Registers)
 	}
-	for _, problem := range append(slices.Clone(cases()), ownCases(image.Row)...) {
+	for _, problem := range append(slices.Clone(cases()), ssmtest.CasesOf(image.Row)...) {
 		have, err := scan(problem)
 		if errors.Is(err, ssmtest.ErrUnsupported) {
 			continue
@@ -241,45 +278,6 @@ func prove(device *ssmscan.Device, image *ssmscan.Embedded, quick bool) (*proof,
 	return one, err
 }
 
-// shape is a problem of a kernel's own d_state, head_dim and types: sequences of these lengths. Where head_dim is 1 only, A
-// has a value for each column, as in Mamba-1.
-func shape(row *ssmscan.Row, lengths ...int) (ssmtest.Shape, ssmtest.Option) {
-	sizes := ssmtest.Shape{Lengths: lengths, Heads: 4, HeadDim: 33, DState: int(row.Spec.DState), Groups: 2}
-	if sizes.DState == 0 {
-		sizes.DState = 77
-	}
-	if limits, ok := row.Limits["head_dim"]; ok {
-		sizes.HeadDim = int(limits[0])
-	}
-	types := ssmtest.Types(row.Spec.IO, row.Spec.State)
-	if sizes.HeadDim == 1 {
-		sizes.Heads = 36
-		return sizes, ssmtest.Both(types, ssmtest.Columns)
-	}
-	return sizes, types
-}
-
-// ownCases are cases that a kernel takes whatever it is specialised on.
-func ownCases(row *ssmscan.Row) []*ssmtest.Problem {
-	every := 7 // tokens between the states that are stored
-	if limits, ok := row.Limits["checkpoint_step_multiple"]; ok {
-		every = int(limits[0])
-	}
-	short, types := shape(row, 1, 2, 0, 8, 1)
-	long, _ := shape(row, 67, 1, 0, 130, 9)
-	prompt, _ := shape(row, 700)
-	prompt.Heads, prompt.Groups = prompt.Heads/2, 1
-	drafts, _ := shape(row, 4, 8, 1, 3, 4)
-	step, _ := shape(row, slices.Repeat([]int{1}, 33)...)
-	return []*ssmtest.Problem{
-		ssmtest.Draw("own decode", 91, short, types, ssmtest.Fresh(false), ssmtest.Gate, ssmtest.Moved, ssmtest.Pad),
-		ssmtest.Draw("own lengths", 92, long, types, ssmtest.Fresh(false), ssmtest.Gate, ssmtest.Checkpoints(every), ssmtest.Tail(2)),
-		ssmtest.Draw("own prompt", 93, prompt, types),
-		ssmtest.Draw("own drafts", 95, drafts, types, ssmtest.Checkpoints(1), ssmtest.Discard, ssmtest.Clamp(0.01, 0.1)),
-		ssmtest.Draw("own step", 96, step, types, ssmtest.Moved, ssmtest.Gate, ssmtest.Order, ssmtest.Tail(3)),
-	}
-}
-
 func bits(result *ssmtest.Result, y, state []int) []byte {
 	var text bytes.Buffer
 	for _, value := range result.Y[y[0]:y[1]] {
@@ -293,7 +291,7 @@ func bits(result *ssmtest.Result, y, state []int) []byte {
 
 // sameBits runs one batch several times, and each of its sequences alone.
 func sameBits(scan ssmtest.Implementation, row *ssmscan.Row) error {
-	sizes, types := shape(row, 300, 1, 33)
+	sizes, types := ssmtest.ShapeOf(row, 300, 1, 33)
 	if limits, ok := row.Limits["longest"]; ok {
 		sizes.Lengths = []int{int(limits[1]), 1, 2}
 	}
@@ -343,8 +341,8 @@ const (
 	decode  = "decode_16x1"
 )
 
-// measure times a kernel at the Nano geometry, 64 heads x 64, 8 groups, or its own head_dim; Mamba-1 at 8192 channels. Calls rotate over copies of the pool that no cache
-// holds; a figure is the median of 5 rounds, in microseconds.
+// measure times a kernel at the problems of ssmtest.Timed. Calls rotate over copies of the pool that no cache holds; a figure
+// is the median of 5 rounds, in microseconds.
 func measure(device *ssmscan.Device, kernel *ssmscan.Kernel) (map[string]float64, error) {
 	found := map[string]float64{}
 	for _, point := range []struct {
@@ -363,19 +361,6 @@ func measure(device *ssmscan.Device, kernel *ssmscan.Kernel) (map[string]float64
 	return found, nil
 }
 
-// likeness is what kernels have to have in common to be timed at one problem, as ssmtest.Timed draws it.
-func likeness(row *ssmscan.Row) string {
-	headDim := int64(64)
-	if limits, ok := row.Limits["head_dim"]; ok {
-		headDim = limits[0]
-	}
-	dState := row.Spec.DState
-	if dState == 0 {
-		dState = 128
-	}
-	return fmt.Sprint(row.Spec.IO, row.Spec.State, dState, headDim)
-}
-
 // placed is the session of the last problem of so many tokens a sequence.
 var placed = map[int]struct {
 	of      string
@@ -384,8 +369,8 @@ var placed = map[int]struct {
 
 // session gives a session that a kernel may use: the last one of so many tokens, where its problem is the same.
 func session(device *ssmscan.Device, row *ssmscan.Row, sequences, tokens int) (*ssmtest.Session, error) {
-	last := placed[tokens]
-	if last.of == likeness(row) {
+	last, name := placed[tokens], ssmtest.TimedName(row, sequences, tokens)
+	if last.of == name {
 		return last.session, nil
 	}
 	problem, err := ssmtest.Timed(row, sequences, tokens)
@@ -398,7 +383,7 @@ func session(device *ssmscan.Device, row *ssmscan.Row, sequences, tokens int) (*
 		}
 	}
 	delete(placed, tokens)
-	last.of = likeness(row)
+	last.of = name
 	if last.session, err = ssmtest.Place(device, problem); err == nil {
 		placed[tokens] = last
 	}

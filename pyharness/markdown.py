@@ -1,0 +1,28 @@
+"""Parts of Markdown pages that a command writes: wrapped prose, and what stands between two markers."""
+
+from __future__ import annotations
+
+import textwrap
+
+from pyharness.errors import SsmError
+
+_WIDTH = 120
+
+
+def wrapped(prose: str) -> str:
+    """A paragraph in lines of at most 120 characters; an id is never broken."""
+    return textwrap.fill(prose, _WIDTH, break_long_words=False, break_on_hyphens=False)
+
+
+def between(text: str, name: str, content: str, page: str = "README.md") -> str:
+    """A text with other content between its lines `<!-- NAME -->` and `<!-- /NAME -->`.
+
+    Raises:
+        SsmError: it has not these lines; the message names the page.
+    """
+    first, last = f"<!-- {name} -->", f"<!-- /{name} -->"
+    before, found, rest = text.partition(first)
+    _, ended, after = rest.partition(last)
+    if not found or not ended:
+        raise SsmError(f"{page}: the lines {first} and {last} were wanted, found {text.count(first)} of the first")
+    return f"{before}{first}\n{content}\n{last}{after}"

@@ -1,0 +1,50 @@
+"""What figures lack is named: points without a time of ours, points without one of a peer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pyharness import gaps
+from pyharness.workload import MAMBA1
+
+MEASURED, FAILED, ALONE, *REST = MAMBA1
+US = {"median": 2.0, "low": 1.9, "high": 2.1}
+
+
+def document(*rows: dict[str, Any]) -> dict[str, Any]:
+    points = {point.name: point.stored() for point in (MEASURED, FAILED, ALONE, REST[0])}
+    return {"suite": "selective", "points": points, "rows": list(rows)}
+
+
+def test_points_are_named_with_the_reason() -> None:
+    ours = [{"kernel": "k", "point": point.name, "us": US} for point in (MEASURED, FAILED, ALONE)]
+    found = document(
+        *ours,
+        {"kernel": "theirs", "point": MEASURED.name, "peer": True, "us": US},
+        {"kernel": "theirs, too", "point": MEASURED.name, "peer": True, "failed": "out of memory"},
+        {"kernel": "theirs", "point": FAILED.name, "peer": True, "failed": "DeviceError: no i8 state"},
+        {"kernel": "theirs, too", "point": FAILED.name, "peer": True, "failed": "DeviceError: no i8 state"},
+        # A peer alone is no measurement of ours.
+        {"kernel": "theirs", "point": REST[0].name, "peer": True, "us": US},
+    )
+    assert gaps.unmeasured(found) == [point.name for point in REST]
+    assert gaps.without_peer(found) == {FAILED.name: "no i8 state", ALONE.name: ""}
+    unmeasured = ", ".join(f"`{point.name}`" for point in REST)
+    assert gaps.sentences(found) == [
+        f"Not measured: {unmeasured}.",
+        f"No other package ran at `{FAILED.name}`: no i8 state.",
+        f"No other package ran at `{ALONE.name}`: none was timed there.",
+    ]
+
+
+def test_a_whole_suite_lacks_nothing() -> None:
+    rows = [
+        {"kernel": name, "point": point.name, "us": US, "peer": name == "theirs"}
+        for point in MAMBA1
+        for name in ("k", "theirs")
+    ]
+    assert gaps.sentences(document(*rows) | {"points": {point.name: point.stored() for point in MAMBA1}}) == []
+
+
+def test_suites_of_no_table_have_no_points_to_name() -> None:
+    assert gaps.unmeasured({"suite": "launch", "points": {}, "rows": []}) == []
