@@ -83,7 +83,7 @@ class SsdSpec(KernelSpec):
     """
 
     family: ClassVar[str] = "ssd"
-    numerics_revision: ClassVar[int] = 2
+    numerics_revision: ClassVar[int] = 3
 
     head_dim: int = 0
     rows: int = 0
