@@ -60,6 +60,12 @@ _SSD: tuple[KernelSpec, ...] = (
         for segments in (1, 4)
     ),
     *(SsdSpec(d_state=_MEASURED, io="f16", warps=16, segments=segments, exact="sm_90a") for segments in (1, 4)),
+    # A head of 80 rows a block, and half a head of 128 with 256 columns: whole, and cut in time for few sequences.
+    SsdSpec(d_state=_MEASURED, head_dim=80, io="bf16", exact="sm_90a"),
+    *(
+        SsdSpec(d_state=256, head_dim=128, io="bf16", warps=12, segments=segments, exact="sm_90a")
+        for segments in (1, 2)
+    ),
     # Portable: within 99 KiB of shared memory, but for the large blocks of sm_90 and sm_100.
     *(SsdSpec(d_state=_MEASURED, io="bf16", rows=16, warps=4, segments=segments) for segments in (1, 8)),
     SsdSpec(d_state=_MEASURED, io="bf16", rows=32, warps=8, segments=8),

@@ -29,6 +29,8 @@ from tests.emulated import assert_same_bits_anywhere, kinds, run_text
 from tests.handover import assert_decode_goes_on
 from tests.stand_ins import SSD_IDS
 
+#: A block has one of the two parts of a head, and each of the two warp groups that write y a place for tokens.
+HALF_HEADS = SsdSpec(d_state=256, head_dim=128, io="bf16", warps=12, segments=2, exact="sm_90a")
 KERNELS: dict[str, SsdSpec] = {kernel: parse_id(kernel) for kernel in SSD_IDS}  # type: ignore[misc]
 EVERY_KERNEL = pytest.mark.parametrize("spec", KERNELS.values(), ids=list(KERNELS))
 PLAIN, SIXTEEN_BIT_STATE, _, SPLIT, _, HOPPER = KERNELS.values()
@@ -114,8 +116,11 @@ def test_strong_decay_beside_weak(spec: SsdSpec) -> None:
     [
         HOPPER,
         replace(HOPPER, warps=8),  # one warp group that carries a state, and one that writes y
-        SsdSpec(d_state=64, head_dim=128, io="f16", segments=2, exact="sm_90a"),  # a head of two groups
+        SsdSpec(d_state=64, head_dim=128, io="f16", warps=16, segments=2, exact="sm_90a"),  # both parts of a head
+        SsdSpec(d_state=64, head_dim=80, io="bf16", segments=2, exact="sm_90a"),  # a head of five warps, three idle
+        SsdSpec(d_state=64, head_dim=32, io="bf16", exact="sm_90a"),  # heads of half a warp group
         SsdSpec(d_state=256, io="bf16", warps=8, exact="sm_90a"),  # two stages
+        HALF_HEADS,
     ],
     ids=lambda spec: spec.id,
 )
@@ -229,7 +234,10 @@ def test_other_geometries_are_refused(field: str, value: Any, message: str) -> N
         ({"d_state": 256, "head_dim": 256, "chunk": 256, "warps": 16}, "bytes of shared memory"),
         ({"d_state": 64, "exact": "sm_90a"}, "16-bit io"),
         ({"d_state": 64, "io": "bf16", "exact": "sm_100a"}, "only exact target is sm_90a"),
-        ({"d_state": 32, "io": "bf16", "exact": "sm_90a"}, "multiples of 64"),
+        ({"d_state": 32, "io": "bf16", "exact": "sm_90a"}, "a multiple of 64"),
+        ({"d_state": 64, "head_dim": 112, "io": "bf16", "exact": "sm_90a"}, "up to 96 or a multiple of 64, 96, 80"),
+        ({"d_state": 64, "head_dim": 80, "warps": 8, "io": "bf16", "exact": "sm_90a"}, "16 warps or more"),
+        ({"d_state": 256, "warps": 16, "io": "bf16", "exact": "sm_90a"}, "the registers of 12 warps"),
     ],
 )
 def test_kernels_that_cannot_exist_are_refused(fields: dict[str, Any], message: str) -> None:
@@ -394,7 +402,7 @@ def test_slots_beyond_32_bits() -> None:
 
 BARRIER = re.compile(r" +(?:if \([^;]*\) )?(?:__syncthreads\(\)|barrier_(?:wait|arrive)\(k[^;]*\));")
 WAIT = re.compile(r" +copy_async_wait<[^;]*;")
-WATCHED = (PLAIN, SPLIT, HOPPER)
+WATCHED = (PLAIN, SPLIT, HOPPER, HALF_HEADS)
 
 
 def exercising(spec: SsdSpec) -> ScanProblem:
@@ -440,7 +448,7 @@ def found_in(source: str, spec: SsdSpec, left_out: int) -> set[str]:
     return seen
 
 
-@pytest.mark.parametrize("spec", WATCHED, ids=lambda spec: spec.precision or spec.exact or spec.io)
+@pytest.mark.parametrize("spec", WATCHED, ids=lambda spec: spec.id)
 def test_each_barrier_and_each_wait_is_missed(spec: SsdSpec) -> None:
     source, lines = switched(render(spec), spec)
     assert found_in(source, spec, left_out=0) == set()

@@ -118,6 +118,11 @@ def test_segments_worked_out_by_hand() -> None:
         ("ssm_x_walk", 2 * 8 * 24, 256, 5000),
     ]
     assert plan.workspace_bytes == 16 * 64 * 1000
+    # Heads of two parts: 16 of them in a group, 6 runs, 48 in all. Three cuts of each of the 7 segments before the
+    # last; up to 2 * 8 * 3 = 48 states a head, fewer than those that the tokens can fill.
+    plan = segments_plan(rule | {"parts_of_head": 2, "gather_cuts": 3}, kernel, Geometry(4096, 2, 64, 64, 8, 128))
+    assert [step.grid[0] for step in plan.launches] == [2 * 7 * 3 * 48, 2 * 8 * 48]
+    assert plan.workspace_bytes == 48 * 64 * 1000
 
 
 def test_a_rule_that_is_not_known_is_an_error() -> None:

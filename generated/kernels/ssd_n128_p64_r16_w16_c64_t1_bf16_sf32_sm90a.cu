@@ -33,14 +33,15 @@ using Io = __nv_bfloat16;       // x, z, y, B, C
 using State = float;            // the stored state; it is carried in f32
 using Operand = __nv_bfloat16;  // what the tensor cores multiply
 
-constexpr int kDState = 128;  // columns of a row
-constexpr int kHeadDim = 64;  // rows of a head
-constexpr int kRows = 16;     // rows of a head whose state a warp holds
-constexpr int kHeads = 2;     // heads of a block, all of one group
-constexpr int kChunk = 64;    // tokens of a chunk
-constexpr int kSegments = 1;  // most segments of a sequence, walked at the same time
-constexpr int kParts = 1;     // operands that one value is the sum of
-constexpr int kStages = 3;    // chunks in shared memory: those ahead are copied during the work
+constexpr int kDState = 128;    // columns of a row
+constexpr int kHeadDim = 64;    // rows of a head
+constexpr int kRows = 16;       // rows of a head whose state a warp holds
+constexpr int kHeads = 2;       // heads of a block, all of one group
+constexpr int kChunk = 64;      // tokens of a chunk
+constexpr int kSegments = 1;    // most segments of a sequence, walked at the same time
+constexpr int kGatherCuts = 1;  // cuts of a segment that the first of two launches walks at the same time
+constexpr int kParts = 1;       // operands that one value is the sum of
+constexpr int kStages = 3;      // chunks in shared memory: those ahead are copied during the work
 constexpr int kWarps = 16;
 constexpr int kThreads = 32 * kWarps;
 constexpr int kStageThreads = 128;  // they copy tokens
@@ -819,11 +820,11 @@ __device__ __forceinline__ void read_tile(float2 (&v)[4], const Operand* from, i
 }
 
 #define SSM_OPERAND "bf16"
-// Products of a warp group, four warps whose first is a multiple of 4 (sm_90a): D [64][64] += A [64][16] B^T, B
-// [64][16]. A warp has rows 16 w of A and D, in registers as for mma; A may lie in shared memory too, B always does. An
+// Products of a warp group, four warps whose first is a multiple of 4 (sm_90a): D [64][n] += A [64][16] B^T, B
+// [n][16]. A warp has rows 16 w of A and D, in registers as for mma; A may lie in shared memory too, B always does. An
 // array in shared memory is a panel of 64 columns of 16 bits, 128 bytes a row, whose 16-byte pieces are swizzled: piece
 // i of row r is at i ^ (r % 8). `step` counts 16 along what is summed: columns of a panel whose rows are those of A or
-// B, and rows of a panel whose columns are B's rows (kTransposed).
+// B, and rows of a panel of 64 whose columns are B's rows (kTransposed), more than 64 of them in the panels behind it.
 //
 // Products run beside the warps. What they read and write is theirs from products_begin until products_wait, and stores
 // to shared memory that they read are followed by fence_for_products and a barrier.
@@ -843,10 +844,13 @@ __device__ __forceinline__ void fence_for_products() {
 }
 
 // A place that the compiler moves no use of these registers across.
-__device__ __forceinline__ void hold(float (&d)[8][4]) {
+template <int kTiles8>
+__device__ __forceinline__ void hold(float (&d)[kTiles8][4]) {
 #if !defined(SSM_EMULATOR)
 #pragma unroll
-  for (int j = 0; j < 8; ++j) asm volatile("" : "+f"(d[j][0]), "+f"(d[j][1]), "+f"(d[j][2]), "+f"(d[j][3])::"memory");
+  for (int j = 0; j < kTiles8; ++j) {
+    asm volatile("" : "+f"(d[j][0]), "+f"(d[j][1]), "+f"(d[j][2]), "+f"(d[j][3])::"memory");
+  }
 #endif
 }
 
@@ -888,37 +892,72 @@ __device__ __forceinline__ void products_wait_but(int batches) {
   }
 }
 
-// A panel as products name it.
+// A panel as products name it. It may begin some multiple of 8 rows further on, and of 16 columns.
 struct Panel {
 #if defined(SSM_EMULATOR)
   const Operand* first;
+  int column = 0;
   explicit Panel(const Operand* panel) : first(panel) {}
-  Panel operator+(int panels) const { return Panel(first + panels * 64 * kPanelColumns); }
+  Panel moved(int rows, int columns) const {
+    Panel p(first + rows * kPanelColumns);
+    p.column = column + columns;
+    return p;
+  }
 #else
   uint64_t bits;
   __device__ __forceinline__ explicit Panel(const Operand* panel) {
     const uint32_t address = static_cast<uint32_t>(__cvta_generic_to_shared(panel));
-    // 8 rows of 128 bytes repeat after 1024; 128-byte swizzle.
-    bits = uint64_t{(address & 0x3ffff) >> 4} | uint64_t{1} << 16 | uint64_t{64} << 32 | uint64_t{1} << 62;
+    // 64 rows on is the panel behind; 8 rows of 128 bytes repeat after 1024; 128-byte swizzle.
+    bits = uint64_t{(address & 0x3ffff) >> 4} | uint64_t{64 * kPanelRowBytes / 16} << 16 | uint64_t{64} << 32 |
+           uint64_t{1} << 62;
   }
   __device__ __forceinline__ explicit Panel(uint64_t moved) : bits(moved) {}
-  __device__ __forceinline__ Panel operator+(int panels) const {
-    return Panel(bits + panels * (64 * kPanelRowBytes / 16));
+  __device__ __forceinline__ Panel moved(int rows, int columns) const {
+    return Panel(bits + rows * (kPanelRowBytes / 16) + columns / 8);
   }
   template <bool kTransposed>
   __device__ __forceinline__ uint64_t at(int step) const {
     return bits + step * (kTransposed ? 16 * kPanelRowBytes / 16 : 2);
   }
 #endif
+  __device__ __forceinline__ Panel operator+(int panels) const { return moved(64 * panels, 0); }
 };
 
 #if defined(SSM_EMULATOR)
 template <bool kTransposed>
 inline uint32_t two_of_panel(Panel panel, int step, int row, int column) {
   if (!kTransposed) return *reinterpret_cast<const uint32_t*>(panel.first + swizzled(row, 16 * step + column));
-  const auto low = *reinterpret_cast<const uint16_t*>(panel.first + swizzled(16 * step + column, row));
-  const auto high = *reinterpret_cast<const uint16_t*>(panel.first + swizzled(16 * step + column + 1, row));
+  row += panel.column;
+  const Operand* first = panel.first + row / kPanelColumns * 64 * kPanelColumns;
+  const auto low = *reinterpret_cast<const uint16_t*>(first + swizzled(16 * step + column, row % kPanelColumns));
+  const auto high = *reinterpret_cast<const uint16_t*>(first + swizzled(16 * step + column + 1, row % kPanelColumns));
   return low | static_cast<uint32_t>(high) << 16;
+}
+
+template <bool kTransposed, int kTiles8>
+inline void product_of(float (&d)[kTiles8][4], const uint32_t (&left)[4], Panel b, int step) {
+  const int lane = threadIdx.x % 32, column = 2 * (lane % 4);
+  for (int j = 0; j < kTiles8; ++j) {
+    const int n = 8 * j + lane / 4;
+    mma(d[j], left, two_of_panel<kTransposed>(b, step, n, column), two_of_panel<kTransposed>(b, step, n, column + 8),
+        Operand());
+  }
+}
+
+// D += A B^T, both in shared memory and not transposed; with `fresh`, D = A B^T.
+template <int kTiles8>
+inline void product(float (&d)[kTiles8][4], Panel a, Panel b, int step, bool fresh) {
+  const int lane = threadIdx.x % 32, row = threadIdx.x / 32 % 4 * 16 + lane / 4, column = 2 * (lane % 4);
+  uint32_t left[4];
+  for (int i = 0; i < 4; ++i) left[i] = two_of_panel<false>(a, step, row + i % 2 * 8, column + i / 2 * 8);
+  for (int j = 0; fresh && j < kTiles8; ++j) d[j][0] = d[j][1] = d[j][2] = d[j][3] = 0.f;
+  product_of<false>(d, left, b, step);
+}
+
+// D += A B^T, A in registers, B transposed in shared memory.
+template <int kTiles8>
+inline void product(float (&d)[kTiles8][4], const uint32_t* a, Panel b, int step) {
+  product_of<true>(d, {a[0], a[1], a[2], a[3]}, b, step);
 }
 #else
 #define SSM_D32(d)                                                                                             \
@@ -930,45 +969,23 @@ inline uint32_t two_of_panel(Panel panel, int step, int row, int column) {
 #define SSM_D32_NAMES                                                                                               \
   "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, " \
   "%24, %25, %26, %27, %28, %29, %30, %31}"
-#endif
 
-// D += A B^T, both in shared memory and not transposed; with `fresh`, D = A B^T.
 __device__ __forceinline__ void product(float (&d)[8][4], Panel a, Panel b, int step, bool fresh) {
-#if defined(SSM_EMULATOR)
-  const int lane = threadIdx.x % 32, row = threadIdx.x / 32 % 4 * 16 + lane / 4, column = 2 * (lane % 4);
-  uint32_t left[4];
-  for (int i = 0; i < 4; ++i) left[i] = two_of_panel<false>(a, step, row + i % 2 * 8, column + i / 2 * 8);
-  for (int j = 0; j < 8; ++j) {
-    if (fresh) d[j][0] = d[j][1] = d[j][2] = d[j][3] = 0.f;
-    const int n = 8 * j + lane / 4;
-    mma(d[j], left, two_of_panel<false>(b, step, n, column), two_of_panel<false>(b, step, n, column + 8), Operand());
-  }
-#else
   asm volatile("{\n.reg .pred p;\nsetp.eq.b32 p, %34, 0;\nwgmma.mma_async.sync.aligned.m64n64k16.f32." SSM_OPERAND
                "." SSM_OPERAND " " SSM_D32_NAMES ", %32, %33, p, 1, 1, 0, 0;\n}\n"
                : SSM_D32(d)
                : "l"(a.at<false>(step)), "l"(b.at<false>(step)), "r"(static_cast<int>(fresh))
                : "memory");
-#endif
 }
 
-// D += A B^T, A in registers, B transposed in shared memory.
 __device__ __forceinline__ void product(float (&d)[8][4], const uint32_t* a, Panel b, int step) {
-#if defined(SSM_EMULATOR)
-  const int lane = threadIdx.x % 32, column = 2 * (lane % 4);
-  const uint32_t left[4] = {a[0], a[1], a[2], a[3]};
-  for (int j = 0; j < 8; ++j) {
-    const int n = 8 * j + lane / 4;
-    mma(d[j], left, two_of_panel<true>(b, step, n, column), two_of_panel<true>(b, step, n, column + 8), Operand());
-  }
-#else
   asm volatile("wgmma.mma_async.sync.aligned.m64n64k16.f32." SSM_OPERAND "." SSM_OPERAND " " SSM_D32_NAMES
                ", {%32, %33, %34, %35}, %36, 1, 1, 1, 1;\n"
                : SSM_D32(d)
                : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b.at<true>(step))
                : "memory");
-#endif
 }
+#endif
 
 // Four 8 x 8 matrices of 16 bits to shared memory: lane l gives the address of row l % 8 of matrix l / 8, and has
 // columns 2 (l % 4) + {0, 1} of row l / 4 of each.
@@ -987,6 +1004,7 @@ __device__ __forceinline__ void store_matrices(Operand* row, const uint32_t (&r)
 #endif
 }
 
+using HeadRows = float[kHeadDim / 8][4];  // 16 tokens of a head's rows, as a warp has them
 // Barriers by number, for some of a block's warps: a warp counts as 32 threads, and a phase of a barrier is over when
 // `threads` have come to it. Number 0 is __syncthreads. One that arrives does not wait; what it did before is seen by
 // those that wait. A barrier is come to again only when its phase before is known to be over.
@@ -1011,7 +1029,8 @@ constexpr int kTileRows = kRows / 16;           // tiles of 16 rows of a warp
 constexpr int kTileColumns = kDState / 16;      // tiles of 16 columns of a row
 constexpr int kHeadWarps = kHeadDim / kRows;    // warps of a head
 
-// What a block works on: some heads of one group, over one segment of a sequence.
+// What a block works on: some heads of one group, over one segment of a sequence or, in the first of two launches, over
+// one of the kGatherCuts that a segment is cut in again; what follows calls that a segment too.
 struct Block {
   int entry, segment;
   int begin, end;            // tokens of the sequence
@@ -1019,13 +1038,13 @@ struct Block {
   bool padding;
   int group, head, heads;    // first head, and how many there are
   int chunks, first, last;   // chunks of the sequence, and the segment's own
-  int segments;              // that are not empty
+  int segments;              // that are not empty, the last not cut
   int unused;                // tokens from here on belong to no sequence
 };
 
 __device__ __forceinline__ int64_t blocks_of(const ScanArgs& a, int segments) {
-  const int runs = (a.heads / a.groups + kHeads - 1) / kHeads;
-  // NOTE: opaque, so that the number is not kept in a register from item to item.
+  // NOTE: opaque, so that neither number is kept in a register from item to item.
+  const int runs = (opaque(a.heads) / a.groups + kHeads - 1) / kHeads;
   return static_cast<int64_t>(max(opaque(a.sequences), 1)) * segments * a.groups * runs;
 }
 
@@ -1034,14 +1053,14 @@ __device__ __forceinline__ int64_t quotient(int64_t a, int b) {
   return a <= 0x7fffffff ? static_cast<int64_t>(static_cast<uint32_t>(a) / static_cast<uint32_t>(b)) : a / b;
 }
 
-__device__ __forceinline__ Block find_block(const ScanArgs& a, int64_t item, int segments) {
-  const int of_group = a.heads / a.groups, runs = (of_group + kHeads - 1) / kHeads;
+__device__ __forceinline__ Block find_block(const ScanArgs& a, int64_t item, int segments, int cuts) {
+  const int of_group = opaque(a.heads) / a.groups, runs = (of_group + kHeads - 1) / kHeads;
   const int of_segment = a.groups * runs;
   const int64_t row = quotient(item, of_segment);
   const int place = static_cast<int>(item - row * of_segment);
   Block b;
-  b.entry = static_cast<int>(quotient(row, segments));
-  b.segment = static_cast<int>(row - static_cast<int64_t>(b.entry) * segments);
+  b.entry = static_cast<int>(quotient(row, segments * cuts));
+  b.segment = static_cast<int>(row - static_cast<int64_t>(b.entry) * segments * cuts);
   b.group = place / runs;
   const int before = (place - b.group * runs) * kHeads;
   b.head = b.group * of_group + before;
@@ -1057,10 +1076,11 @@ __device__ __forceinline__ Block find_block(const ScanArgs& a, int64_t item, int
   b.write = __shfl_sync(kWholeWarp, b.padding ? -1 : final_slot(a, e, initial), 0);
   const int tokens = max(b.end - b.begin, 0);
   b.chunks = (tokens + kChunk - 1) / kChunk;
-  const int each = max((b.chunks + kSegments - 1) / kSegments, 1);
+  constexpr int kCuts = kSegments * kGatherCuts;
+  const int whole = max((b.chunks + kCuts - 1) / kCuts, 1) * kGatherCuts, each = whole / cuts;
   b.first = min(b.segment * each, b.chunks);
   b.last = min(b.first + each, b.chunks);
-  b.segments = max((b.chunks + each - 1) / each, 1);
+  b.segments = (max((b.chunks + whole - 1) / whole, 1) - 1) * cuts + 1;
   return b;
 }
 
@@ -1217,12 +1237,16 @@ __device__ __forceinline__ float4 weights(const Decays& w, int tile, int lane) {
   return make_float4(near.x * after, near.y * after, far.x * after, far.y * after);
 }
 
-constexpr int kGroups = kWarps / 8;  // warp groups that carry 64 rows of a head each, and as many that write y
-constexpr int kHeadGroups = kHeadDim / 64;
+constexpr int kCarriers = 8;  // warps that carry the state
+constexpr int kWriterGroups = (kWarps - kCarriers) / 4;  // warp groups that bring tokens and write y, in turn
+constexpr int kBlockRows = kHeads * kHeadDim;      // rows of a block: the first carriers have 16 each, others none
+constexpr bool kWholeGroups = kHeadDim % 64 == 0;  // all rows of a warp group are of one head
 constexpr int kPanel = kChunk * kPanelColumns;
-constexpr int kClocks = 3;  // chunks whose decays are kept: that of y, that of the state, and the one ahead
+constexpr int kStatePanel = kBlockRows * kPanelColumns;
+constexpr int kGatherStages = 3;  // kStages where no y is written
+constexpr int kClocks = 3;        // chunks whose decays are kept: that of y, that of the state, and the one ahead
 
-// Arrays of 64 tokens, or of 64 rows of a state, as panels of 64 columns.
+// Arrays of 64 tokens as panels of 64 columns.
 template <int kColumns>
 __device__ __forceinline__ constexpr int plane_of() {
   return 0;
@@ -1236,24 +1260,24 @@ __device__ __forceinline__ int offset_of(int token, int column) {
 // Shared memory of a block, in bytes from its start. Panels are at multiples of 1024 bytes. Where no y is written
 // there is no C, and nothing behind the stages.
 constexpr int kOffsetNotes = kClocks * kHeads * static_cast<int>(sizeof(Decays));
-constexpr int kOffsetBlock = kOffsetNotes + kWarps / 2 * static_cast<int>(sizeof(Note));
+constexpr int kOffsetBlock = kOffsetNotes + kCarriers * static_cast<int>(sizeof(Note));
 constexpr int kOffsetStages = (kOffsetBlock + static_cast<int>(sizeof(Block)) + 1023) / 1024 * 1024;
 constexpr int kOffsetX = kDState * kChunk * 2;  // in a stage, behind B
-constexpr int kOffsetC = kOffsetX + kHeads * kHeadDim * kChunk * 2;
+constexpr int kOffsetC = kOffsetX + (kBlockRows + 63) / 64 * kPanel * 2;
 constexpr int kStageBytes = kOffsetC + kDState * kChunk * 2;
 constexpr int kOffsetStates = kOffsetStages + kStages * kStageBytes;
-constexpr int kOffsetRows = kOffsetStates + 2 * kGroups * 64 * kDState * 2;
+constexpr int kOffsetRows = kOffsetStates + 2 * kBlockRows * kDState * 2;
 constexpr int kRowsColumns = 32;  // of y that a warp turns into whole rows at a time
-constexpr int kSharedBytes = kOffsetRows + kWarps / 2 * 16 * kRowsColumns * 2;
+constexpr int kSharedBytes = kOffsetRows + 4 * kWriterGroups * 16 * kRowsColumns * 2;
 static_assert(kSharedBytes == 229376, "the spec and the kernel agree on shared memory");
-static_assert(kOffsetStages + kStages * kOffsetC == 106496, "and on that of the first launch");
+static_assert(kOffsetStages + kGatherStages * kOffsetC == 106496, "and on that of the first launch");
 
 extern __shared__ __align__(1024) unsigned char shared_memory[];
 
 // Where a chunk's tokens are in shared memory.
 template <bool kOutput>
 __device__ __forceinline__ int stage_of(int chunk) {
-  return kOffsetStages + chunk % kStages * (kOutput ? kStageBytes : kOffsetC);
+  return kOffsetStages + (kOutput ? chunk % kStages * kStageBytes : chunk % kGatherStages * kOffsetC);
 }
 __device__ __forceinline__ Operand* tokens_B(int stage) { return reinterpret_cast<Operand*>(shared_memory + stage); }
 __device__ __forceinline__ Operand* tokens_C(int stage) {
@@ -1262,9 +1286,9 @@ __device__ __forceinline__ Operand* tokens_C(int stage) {
 __device__ __forceinline__ Operand* tokens_x(int stage) {
   return reinterpret_cast<Operand*>(shared_memory + stage + kOffsetX);
 }
-// The state of a warp group's 64 rows before the chunk, rounded: panels like those of 64 tokens.
-__device__ __forceinline__ Operand* rounded_state(int chunk, int group) {
-  return reinterpret_cast<Operand*>(shared_memory + kOffsetStates) + ((chunk & 1) * kGroups + group) * 64 * kDState;
+// The state of the block's rows before the chunk, rounded: panels of all rows and 64 columns.
+__device__ __forceinline__ Operand* rounded_state(int chunk) {
+  return reinterpret_cast<Operand*>(shared_memory + kOffsetStates) + (chunk & 1) * kBlockRows * kDState;
 }
 __device__ __forceinline__ Decays& decays(int chunk, int head) {
   return reinterpret_cast<Decays*>(shared_memory)[chunk % kClocks * kHeads + head];
@@ -1273,11 +1297,11 @@ __device__ __forceinline__ Note& note_of(int warp) {
   return reinterpret_cast<Note*>(shared_memory + kOffsetNotes)[warp];
 }
 
-// x of 16 tokens and of the 16 rows at `row + further` of the block's; `row` begins a panel.
+// x of 16 tokens and of the 16 rows at `row + further` of the block's; `row` begins a head.
 __device__ __forceinline__ void read_x(float2 (&v)[4], int stage, int token, int row, int further, int lane) {
   Left t;
-  const int first = row / kPanelColumns * kPanel + swizzled(token + lane % 16, lane / 16 * 8);
-  load_matrices(t.r, tokens_x(stage) + (first ^ further));
+  const int first = offset_of<kBlockRows>(token + lane % 16, row + lane / 16 * 8);
+  load_matrices(t.r, tokens_x(stage) + further / kPanelColumns * kPanel + (first ^ further % kPanelColumns));
   values_of(v, t);
 }
 
@@ -1290,7 +1314,7 @@ __device__ __forceinline__ Io* y_piece(int writer, int token, int piece) {
 
 // Barriers, two of each for the chunks in turn. Those that carry the state and those that bring tokens and write y wait
 // for each other only where one hands over to the other.
-constexpr int kCarriers = kWarps / 2 * 32, kHandOver = kCarriers + 128;
+constexpr int kHandOver = 32 * kCarriers + 128;
 enum Meeting : int {
   kLoaded = 1,           // a chunk and its decays are there
   kReady = kLoaded + 2,  // so is the state before it, and the chunk before has been read
@@ -1298,10 +1322,11 @@ enum Meeting : int {
 };
 
 // What the block works on, in shared memory: it spares registers, and one warp finds it for all.
-__device__ __forceinline__ const Block& share_block(const ScanArgs& a, int64_t item, int segments) {
+__device__ __forceinline__ const Block& share_block(const ScanArgs& a, int64_t item, int segments,
+                                                    int cuts) {
   Block& shared = *reinterpret_cast<Block*>(shared_memory + kOffsetBlock);
   if (threadIdx.x < 32) {
-    const Block found = find_block(a, item, segments);
+    const Block found = find_block(a, item, segments, cuts);
     if (threadIdx.x == 0) shared = found;
   }
   __syncthreads();
@@ -1312,19 +1337,27 @@ __device__ __forceinline__ const Block& share_block(const ScanArgs& a, int64_t i
 template <int kColumns, int kTurn>
 __device__ __forceinline__ int later_offset(int token, int column, int later) {
   if constexpr (kTurn % 8 == 0) return offset_of<kColumns>(token, column) + offset_of<kColumns>(later, 0);
+  // Token kTurn of the pattern is token 0 of it with one bit of its piece's place turned.
+  if constexpr (kTurn == 4) {
+    return (offset_of<kColumns>(token, column) ^ offset_of<kColumns>(later % 8, 0)) +
+           offset_of<kColumns>(later - later % 8, 0);
+  }
   return offset_of<kColumns>(token + later, column);
 }
 
-// How the stage threads share the tokens of one array: a thread has the same 16-byte piece of every kAtOnce-th token.
-template <int kColumns>
+// How some threads share the tokens of one array: a thread has the same 16-byte piece of every kAtOnce-th token.
+template <int kColumns, int kSharers>
 struct Share {
   static constexpr int kPiece = 16 / sizeof(Io), kPieces = kColumns / kPiece;
-  static constexpr int kAtOnce = kStageThreads / kPieces;  // tokens
-  static_assert(kPieces <= kStageThreads, "a pass of the block covers whole tokens");
+  // Tokens, whole turns of the pattern where there are as many threads.
+  static constexpr int kTurns = kPieces <= kSharers / 8 ? 8 : 1;
+  static constexpr int kAtOnce = kSharers / kPieces / kTurns * kTurns;
+  static_assert(kPieces <= kSharers, "a pass of the block covers whole tokens");
   static constexpr int kPlane = plane_of<kColumns>();
 
-  // A whole chunk; `from` is the thread's piece of its first token and moves to the next chunk's.
-  static __device__ __forceinline__ void copy(Operand* to, const Io*& from, int64_t stride, int columns, int thread) {
+  // A whole chunk; `from` is the thread's piece of its first token and moves `ahead` tokens on.
+  static __device__ __forceinline__ void copy(Operand* to, const Io*& from, int64_t stride, int columns, int ahead,
+                                              int thread) {
     const int first = static_cast<uint32_t>(thread) / kPieces, c = static_cast<uint32_t>(thread) % kPieces * kPiece;
     const int64_t step = kAtOnce * stride;
     const Io* next = from;
@@ -1336,7 +1369,7 @@ struct Share {
         next += step;
       }
     }
-    from += kChunk * stride;
+    from += ahead * stride;
   }
 
   // The same for a chunk that the sequence ends in, zeros behind its `count` tokens, or for arrays that take no
@@ -1353,7 +1386,7 @@ struct Share {
       return;
     }
 #pragma unroll 1
-    for (int i = thread; i < kChunk * kColumns; i += kStageThreads) {
+    for (int i = thread; i < kChunk * kColumns; i += kSharers) {
       const int t = i / kColumns, c = i - t * kColumns;
       if (c < columns) {
         put_operand(to + offset_of<kColumns>(t, c), t < count ? from[t * stride + c] : from_f32<Io>(0.f), kPlane);
@@ -1368,47 +1401,57 @@ struct Share {
   }
 };
 
-// Brings the tokens of a segment to shared memory, chunk by chunk, by kStageThreads threads; without kOutput
+// Brings the tokens of a segment to shared memory, every kEvery-th chunk, by kSharers threads; without kOutput
 // all but C.
-template <bool kOutput>
+template <bool kOutput, int kSharers = kStageThreads, int kEvery = 1>
 struct Tokens {
+  using Columns = Share<kDState, kSharers>;
+  using Values = Share<kHeads * kHeadDim, kSharers>;
   const Io *B, *C, *x;  // this thread's pieces of the next chunk
   int next;
-  bool whole;  // all arrays take 16-byte accesses
 
   __device__ __forceinline__ Tokens(const ScanArgs& a, const Block& b, int chunk, int thread) {
     const int64_t t0 = b.begin + static_cast<int64_t>(chunk) * kChunk;
     const int64_t column = static_cast<int64_t>(b.group) * kDState, row = static_cast<int64_t>(b.head) * kHeadDim;
-    B = Share<kDState>::own(a.B, a.B_stride, t0, column, thread);
-    C = Share<kDState>::own(a.C, a.C_stride, t0, column, thread);
-    x = Share<kHeads * kHeadDim>::own(a.x, a.x_stride, t0, row, thread);
+    B = Columns::own(a.B, a.B_stride, t0, column, thread);
+    C = Columns::own(a.C, a.C_stride, t0, column, thread);
+    x = Values::own(a.x, a.x_stride, t0, row, thread);
     next = chunk;
-    constexpr uint32_t kVectors = kFlagVectorB | kFlagVectorX | (kOutput ? kFlagVectorC : 0u);
-    whole = (a.flags & kVectors) == kVectors;
   }
 
-  // Asks for the next chunk as one group of copies, an empty one behind the segment's last.
+  // Asks for the next chunk as one group of copies, an empty one behind the segment's last; or for B and C alone, then
+  // for x.
+  template <bool kKeys = true, bool kValues = true>
   __device__ __forceinline__ void stage(const ScanArgs& a, const Block& b, int thread) {
-    const int64_t t0 = b.begin + static_cast<int64_t>(next) * kChunk;
-    const int at = stage_of<kOutput>(next);
+    stage_at<kKeys, kValues>(a, b, stage_of<kOutput>(next), thread);
+  }
+  template <bool kKeys = true, bool kValues = true>
+  __device__ __forceinline__ void stage_at(const ScanArgs& a, const Block& b, int at, int thread) {
+    constexpr uint32_t kVectors = kFlagVectorB | kFlagVectorX | (kOutput ? kFlagVectorC : 0u);
     if (next >= b.last) {
-    } else if (whole && t0 + kChunk <= b.end) {
-      Share<kDState>::copy(tokens_B(at), B, a.B_stride, kDState, thread);
-      if (kOutput) Share<kDState>::copy(tokens_C(at), C, a.C_stride, kDState, thread);
-      Share<kHeads * kHeadDim>::copy(tokens_x(at), x, a.x_stride, b.heads * kHeadDim, thread);
+    } else if ((a.flags & kVectors) == kVectors &&
+               static_cast<uint32_t>(next) < static_cast<uint32_t>(b.end - b.begin) / kChunk) {
+      if (kKeys) Columns::copy(tokens_B(at), B, a.B_stride, kDState, kEvery * kChunk, thread);
+      if (kKeys && kOutput) Columns::copy(tokens_C(at), C, a.C_stride, kDState, kEvery * kChunk, thread);
+      if (kValues) Values::copy(tokens_x(at), x, a.x_stride, b.heads * kHeadDim, kEvery * kChunk, thread);
     } else {
+      const int64_t t0 = b.begin + static_cast<int64_t>(next) * kChunk;
       const int count = static_cast<int>(min(static_cast<int64_t>(kChunk), b.end - t0));
       const int64_t column = static_cast<int64_t>(b.group) * kDState, row = static_cast<int64_t>(b.head) * kHeadDim;
-      Share<kDState>::copy_part(tokens_B(at), static_cast<const Io*>(a.B) + t0 * a.B_stride + column, a.B_stride,
-                                a.flags & kFlagVectorB, count, kDState, thread);
-      if (kOutput) {
-        Share<kDState>::copy_part(tokens_C(at), static_cast<const Io*>(a.C) + t0 * a.C_stride + column, a.C_stride,
+      if (kKeys) {
+        Columns::copy_part(tokens_B(at), static_cast<const Io*>(a.B) + t0 * a.B_stride + column, a.B_stride,
+                                  a.flags & kFlagVectorB, count, kDState, thread);
+      }
+      if (kKeys && kOutput) {
+        Columns::copy_part(tokens_C(at), static_cast<const Io*>(a.C) + t0 * a.C_stride + column, a.C_stride,
                                   a.flags & kFlagVectorC, count, kDState, thread);
       }
-      Share<kHeads * kHeadDim>::copy_part(tokens_x(at), static_cast<const Io*>(a.x) + t0 * a.x_stride + row, a.x_stride,
-                                          a.flags & kFlagVectorX, count, b.heads * kHeadDim, thread);
+      if (kValues) {
+        Values::copy_part(tokens_x(at), static_cast<const Io*>(a.x) + t0 * a.x_stride + row,
+                                            a.x_stride, a.flags & kFlagVectorX, count, b.heads * kHeadDim, thread);
+      }
     }
-    ++next;
+    next += kEvery;
     copy_async_commit();
   }
 
@@ -1499,8 +1542,8 @@ struct Rows {
 // Leaves 64 columns of a warp's rows of the state before a chunk where products find them.
 __device__ __forceinline__ void publish(const Rows& rows, int panel, int chunk, int warp, int lane) {
   lane = opaque(lane);  // or the addresses below are kept in registers from chunk to chunk
-  Operand* to = rounded_state(chunk, warp / 4) + panel * kPanel;
-  const int first = swizzled(warp % 4 * 16 + lane % 16, lane / 16 * 8);
+  Operand* to = rounded_state(chunk) + panel * kStatePanel;
+  const int first = swizzled(16 * warp + lane % 16, lane / 16 * 8);
 #pragma unroll
   for (int j = 0; j < 4; ++j) {
     const Left t = pack_left(rows.s[0][8 * panel + 2 * j], rows.s[0][8 * panel + 2 * j + 1]);
@@ -1513,22 +1556,26 @@ __device__ __forceinline__ float (&columns_of(Rows& rows, int panel))[8][4] {
   return reinterpret_cast<float(&)[8][4]>(rows.s[0][8 * panel]);
 }
 
-// The state behind a chunk from the one before it, 64 columns at a time. `beside` is called while products run, and
-// `leave` with each 64 columns when they are there, which without kOutput is when all are.
+// The state behind a chunk from the one before it, 64 columns at a time; a warp that is not `present` keeps zeros.
+// `beside` is called while products run, and `leave` with each 64 columns when they are there, which without kOutput is
+// when all are.
 template <bool kOutput, typename Beside, typename Leave>
-__device__ __forceinline__ void advance_state(Rows& rows, int stage, int chunk, int local, int row, int lane,
-                                              const Beside& beside, const Leave& leave) {
+__device__ __forceinline__ void advance_state(Rows& rows, int stage, int chunk, bool present, int local, int row,
+                                              int lane, const Beside& beside, const Leave& leave) {
   constexpr int kPanels = kDState / 64;
-  const Decays& w = decays(chunk, local);
-  Left x[kTiles];
+  Left x[kTiles]{};
+  float decay = 0.f;
+  if (kWholeGroups || present) {
+    const Decays& w = decays(chunk, local);
 #pragma unroll
-  for (int k = 0; k < kTiles; ++k) {
-    Right t;
-    const int token = 16 * k + lane % 16, place = local * kHeadDim + row + lane / 16 * 8;
-    load_matrices_transposed(t.r, tokens_x(stage) + offset_of<kHeads * kHeadDim>(token, place));
-    x[k] = weigh(t, weights(w, k, lane));
+    for (int k = 0; k < kTiles; ++k) {
+      Right t;
+      const int token = 16 * k + lane % 16, place = local * kHeadDim + row + lane / 16 * 8;
+      load_matrices_transposed(t.r, tokens_x(stage) + offset_of<kBlockRows>(token, place));
+      x[k] = weigh(t, weights(w, k, lane));
+    }
+    decay = exp2_fast(w.between(0, kTiles));
   }
-  const float decay = exp2_fast(w.between(0, kTiles));
   const Panel keys(tokens_B(stage));
   if (!kOutput) rows.scale(decay);
 #pragma unroll
@@ -1601,19 +1648,21 @@ __device__ __forceinline__ float2 load_two(const Io* p, bool vector) {
   return make_float2(to_f32(p[0]), to_f32(p[1]));
 }
 
-// Sixteen tokens of y and 64 of their rows, as products leave them, to memory in whole pieces of rows.
+// Sixteen tokens of y and a head's rows of it, as products leave them, to memory in whole pieces of rows.
 template <bool kVector>
-__device__ __forceinline__ void store_rows(Io* into, int64_t stride, int64_t tokens, const float (&y)[8][4], int writer,
+__device__ __forceinline__ void store_rows(Io* into, int64_t stride, int64_t tokens, const HeadRows& y, int writer,
                                            int lane) {
 #pragma unroll
-  for (int first = 0; first < 64; first += kRowsColumns) {
+  for (int first = 0; first < kHeadDim; first += kRowsColumns) {
     __syncwarp();  // the columns before have been read
 #pragma unroll
     for (int j = 0; j < kRowsColumns / 16; ++j) {
       const int i = first / 8 + 2 * j;
+      if (8 * i >= kHeadDim) break;
       store_matrices(y_piece(writer, lane % 16, 2 * j + lane / 16), pack_left(y[i], y[i + 1]).r);
     }
     __syncwarp();
+    if (first + kRowsColumns > kHeadDim && first + 8 * (lane % 4) >= kHeadDim) break;
     uint4 v[2];
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
@@ -1634,17 +1683,17 @@ __device__ __forceinline__ void store_rows(Io* into, int64_t stride, int64_t tok
   }
 }
 
-// The last of y for 16 tokens and 64 rows of a head, as products leave it: D x, the gate, and to memory in whole
-// pieces of rows. `row` is the first of the head's, `column` the same in the block's x.
-__device__ __forceinline__ void finish(const ScanArgs& a, const Block& b, float (&y)[8][4], float skip, int stage,
-                                       int chunk, int tile, int head, int row, int column, int writer, int lane) {
+// The last of y for 16 tokens and the rows of a head, as products leave it: D x, the gate, and to memory in whole
+// pieces of rows.
+__device__ __forceinline__ void finish(const ScanArgs& a, const Block& b, HeadRows& y, float skip, int stage, int chunk,
+                                       int tile, int local, int writer, int lane) {
   lane = opaque(lane);  // or the addresses below are kept in registers from chunk to chunk
   const int64_t t0 = b.begin + static_cast<int64_t>(chunk) * kChunk + 16 * tile;
   if (a.D) {
 #pragma unroll
-    for (int i = 0; i < 8; i += 2) {
+    for (int i = 0; i < kHeadDim / 8; i += 2) {
       float2 x[4];  // rows lane / 4 and lane / 4 + 8 of tile i, then of tile i + 1
-      read_x(x, stage, 16 * tile, column, 8 * i, lane);
+      read_x(x, stage, 16 * tile, local * kHeadDim, 8 * i, lane);
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
         float(&v)[4] = y[i + e / 2];
@@ -1653,7 +1702,7 @@ __device__ __forceinline__ void finish(const ScanArgs& a, const Block& b, float 
       }
     }
   }
-  const int64_t place = static_cast<int64_t>(head) * kHeadDim + row;
+  const int64_t place = static_cast<int64_t>(b.head + local) * kHeadDim;
   if (a.z) {
     const bool vector = a.flags & kFlagVectorZ;
 #pragma unroll
@@ -1661,7 +1710,7 @@ __device__ __forceinline__ void finish(const ScanArgs& a, const Block& b, float 
       const int64_t t = t0 + lane / 4 + 8 * half;
       const Io* from = static_cast<const Io*>(a.z) + t * a.z_stride + place + 2 * (lane % 4);
 #pragma unroll
-      for (int i = 0; i < 8; ++i) {
+      for (int i = 0; i < kHeadDim / 8; ++i) {
         const float2 z = t < b.end ? load_two(from + 8 * i, vector) : make_float2(0.f, 0.f);
         y[i][2 * half] *= silu_fast(z.x);
         y[i][2 * half + 1] *= silu_fast(z.y);
@@ -1692,32 +1741,33 @@ __device__ __forceinline__ void write_y(const ScanArgs& a, const Block& b, int c
   products_wait<0>();
   hold(near);
   Left scores[kTiles];
-  const int groups = min(b.heads * kHeadGroups, kGroups);
 #pragma unroll 1
-  for (int group = 0; group < groups; ++group) {
-    const int local = group / kHeadGroups, first = group % kHeadGroups * 64, column = 64 * group;
+  for (int local = 0; local < b.heads; ++local) {
     const Decays& w = decays(chunk, local);
-    const Panel state(rounded_state(chunk, group)), values(tokens_x(stage) + group * kPanel);
-    float y[8][4];
+    const Panel state = Panel(rounded_state(chunk)).moved(local * kHeadDim, 0);
+    const Panel values = Panel(tokens_x(stage)).moved(local * kHeadDim / 64 * 64, local * kHeadDim % 64);
+    HeadRows y;
     products_begin();
 #pragma unroll
-    for (int k = 0; k < kTileColumns; ++k) product(y, queries + k / 4, state + k / 4, k % 4, k == 0);  // C . S
+    for (int k = 0; k < kTileColumns; ++k) {
+      product(y, queries + k / 4, state.moved(k / 4 * kBlockRows, 0), k % 4, k == 0);  // C . S
+    }
     products_end();
-    if (group % kHeadGroups == 0) decay_scores(w, near, tile, scores, lane);
+    decay_scores(w, near, tile, scores, lane);
     products_wait<0>();
     hold(y);
     scale_rows(w, y, tile, lane);
-    if (group + 1 == groups && chunk + 2 < b.last) barrier_arrive(kLooked + chunk % 2, kHandOver);
+    if (local + 1 == b.heads && chunk + 2 < b.last) barrier_arrive(kLooked + chunk % 2, kHandOver);
     hold(y);
     products_begin();
 #pragma unroll
     for (int k = 0; k < kTiles; ++k) product(y, scores[k].r, values, k);
     products_end();
-    if (group == 0) beside();
+    if (local == 0) beside();
     const float skip = a.D ? a.D[b.head + local] : 0.f;
     products_wait<0>();
     hold(y);
-    finish(a, b, y, skip, stage, chunk, tile, b.head + local, first, column, writer, lane);
+    finish(a, b, y, skip, stage, chunk, tile, local, writer, lane);
   }
 }
 
@@ -1756,7 +1806,8 @@ template <bool kOutput>
 __device__ __forceinline__ void carry_state(const ScanArgs& a, const Block& b, int warp, int lane) {
   int local = warp / kHeadWarps, own = warp - local * kHeadWarps;  // head of the block, warp of the head
   int row = own * kRows, head = b.head + local;
-  const bool present = local < b.heads;
+  // NOTE: all four warps of a group take part in its products, those without rows too, as long as one has some.
+  const bool present = local < b.heads, group_present = warp / 4 * 4 / kHeadWarps < b.heads;
   Clock clock;
   if (present) {
     clock.load(a, b, head, b.first, own, lane);
@@ -1784,21 +1835,23 @@ __device__ __forceinline__ void carry_state(const ScanArgs& a, const Block& b, i
     const auto await_place = [&] {
       if (kOutput && more && !first) barrier_wait(kLooked + (chunk - 1) % 2, kHandOver);
     };
-    if (present) {
+    if (kWholeGroups ? present : group_present) {
       local = opaque(warp) / kHeadWarps;  // again, rather than kept in registers from chunk to chunk
       own = opaque(warp) - local * kHeadWarps;
       row = own * kRows;
       head = b.head + local;
       const auto find_decays = [&] {  // of the next chunk, where nobody looks at those of two chunks ago any more
+        if (!kWholeGroups && !present) return;
         if (more) clock.advance(a, b, chunk + 1, own, lane, note_of(warp), decays(chunk + 1, local));
         clock.load(a, b, head, chunk + 2, own, lane);
         clock.turn();
       };
-      advance_state<kOutput>(rows, stage_of<kOutput>(chunk), chunk, local, row, lane, find_decays, [&](int panel) {
+      const auto leave = [&](int panel) {
         if (panel == 0) await_place();
-        if (kOutput && more) publish(rows, panel, chunk + 1, warp, lane);
-      });
-      if (!kOutput) total = add(total, Sum{decays(chunk, local).between(0, kTiles), 0.f});
+        if (kOutput && more && (kWholeGroups || present)) publish(rows, panel, chunk + 1, warp, lane);
+      };
+      advance_state<kOutput>(rows, stage_of<kOutput>(chunk), chunk, present, local, row, lane, find_decays, leave);
+      if (!kOutput && (kWholeGroups || present)) total = add(total, Sum{decays(chunk, local).between(0, kTiles), 0.f});
     } else {
       await_place();
     }
@@ -1814,12 +1867,12 @@ __device__ __forceinline__ void carry_state(const ScanArgs& a, const Block& b, i
 // is further ahead where there is no y to write.
 template <bool kOutput>
 __device__ __forceinline__ void bring_tokens(const ScanArgs& a, const Block& b, int writer, int lane) {
-  constexpr int kAhead = kOutput ? 1 : kStages - 1;
+  constexpr int kPlaces = kOutput ? kStages : kGatherStages, kAhead = kOutput ? 1 : kPlaces - 1;
   // Chunks that begin before any place is taken again.
-  constexpr int kFree = kStages - kAhead;
+  constexpr int kFree = kPlaces - kAhead;
 #pragma unroll 1
-  for (int chunk = b.first - kAhead + (b.first - kAhead + kStages * kGroups + writer / 4) % kGroups; chunk < b.last;
-       chunk += kGroups) {
+  for (int chunk = b.first - kAhead + (b.first - kAhead + kPlaces * kWriterGroups + writer / 4) % kWriterGroups;
+       chunk < b.last; chunk += kWriterGroups) {
     const int next = chunk + kAhead;
     const bool started = chunk >= b.first, more = next < b.last;
     if (chunk >= b.first + kFree) barrier_wait(kReady + chunk % 2, kHandOver);
@@ -1848,10 +1901,10 @@ template <bool kOutput>
 __device__ __forceinline__ void walk(const ScanArgs& a, const Block& b) {
   // NOTE: from one lane, so that the compiler knows that a warp has one value.
   const int warp = __shfl_sync(kWholeWarp, threadIdx.x / 32, 0), lane = threadIdx.x % 32;
-  if (warp < kWarps / 2) {
+  if (warp < kCarriers) {
     carry_state<kOutput>(a, b, warp, lane);
   } else {
-    bring_tokens<kOutput>(a, b, warp - kWarps / 2, lane);
+    bring_tokens<kOutput>(a, b, warp - kCarriers, lane);
   }
 }
 extern "C" __global__ void __launch_bounds__(kThreads, 1)
@@ -1859,7 +1912,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
   for (int turn = 0;; ++turn) {
     const int64_t item = blockIdx.x + static_cast<int64_t>(turn) * gridDim.x;
     if (item >= blocks_of(a, opaque(kSegments))) break;
-    const Block& b = share_block(a, item, kSegments);
+    const Block& b = share_block(a, item, kSegments, 1);
     if (b.padding) {
       if (b.segment == 0) clear(a, b, b.begin, b.end, 1);
     } else if (b.segment < b.segments) {

@@ -38,14 +38,15 @@ using Io = __nv_bfloat16;       // x, z, y, B, C
 using State = float;            // the stored state; it is carried in f32
 using Operand = __nv_bfloat16;  // what the tensor cores multiply
 
-constexpr int kDState = 128;  // columns of a row
-constexpr int kHeadDim = 64;  // rows of a head
-constexpr int kRows = 16;     // rows of a head whose state a warp holds
-constexpr int kHeads = 1;     // heads of a block, all of one group
-constexpr int kChunk = 64;    // tokens of a chunk
-constexpr int kSegments = 8;  // most segments of a sequence, walked at the same time
-constexpr int kParts = 1;     // operands that one value is the sum of
-constexpr int kStages = 2;    // chunks in shared memory: those ahead are copied during the work
+constexpr int kDState = 128;    // columns of a row
+constexpr int kHeadDim = 64;    // rows of a head
+constexpr int kRows = 16;       // rows of a head whose state a warp holds
+constexpr int kHeads = 1;       // heads of a block, all of one group
+constexpr int kChunk = 64;      // tokens of a chunk
+constexpr int kSegments = 8;    // most segments of a sequence, walked at the same time
+constexpr int kGatherCuts = 1;  // cuts of a segment that the first of two launches walks at the same time
+constexpr int kParts = 1;       // operands that one value is the sum of
+constexpr int kStages = 2;      // chunks in shared memory: those ahead are copied during the work
 constexpr int kWarps = 4;
 constexpr int kThreads = 32 * kWarps;
 constexpr int kStageThreads = kThreads;  // they copy tokens
@@ -828,7 +829,8 @@ constexpr int kTileRows = kRows / 16;           // tiles of 16 rows of a warp
 constexpr int kTileColumns = kDState / 16;      // tiles of 16 columns of a row
 constexpr int kHeadWarps = kHeadDim / kRows;    // warps of a head
 
-// What a block works on: some heads of one group, over one segment of a sequence.
+// What a block works on: some heads of one group, over one segment of a sequence or, in the first of two launches, over
+// one of the kGatherCuts that a segment is cut in again; what follows calls that a segment too.
 struct Block {
   int entry, segment;
   int begin, end;            // tokens of the sequence
@@ -836,13 +838,13 @@ struct Block {
   bool padding;
   int group, head, heads;    // first head, and how many there are
   int chunks, first, last;   // chunks of the sequence, and the segment's own
-  int segments;              // that are not empty
+  int segments;              // that are not empty, the last not cut
   int unused;                // tokens from here on belong to no sequence
 };
 
 __device__ __forceinline__ int64_t blocks_of(const ScanArgs& a, int segments) {
-  const int runs = (a.heads / a.groups + kHeads - 1) / kHeads;
-  // NOTE: opaque, so that the number is not kept in a register from item to item.
+  // NOTE: opaque, so that neither number is kept in a register from item to item.
+  const int runs = (opaque(a.heads) / a.groups + kHeads - 1) / kHeads;
   return static_cast<int64_t>(max(opaque(a.sequences), 1)) * segments * a.groups * runs;
 }
 
@@ -851,14 +853,14 @@ __device__ __forceinline__ int64_t quotient(int64_t a, int b) {
   return a <= 0x7fffffff ? static_cast<int64_t>(static_cast<uint32_t>(a) / static_cast<uint32_t>(b)) : a / b;
 }
 
-__device__ __forceinline__ Block find_block(const ScanArgs& a, int64_t item, int segments) {
-  const int of_group = a.heads / a.groups, runs = (of_group + kHeads - 1) / kHeads;
+__device__ __forceinline__ Block find_block(const ScanArgs& a, int64_t item, int segments, int cuts) {
+  const int of_group = opaque(a.heads) / a.groups, runs = (of_group + kHeads - 1) / kHeads;
   const int of_segment = a.groups * runs;
   const int64_t row = quotient(item, of_segment);
   const int place = static_cast<int>(item - row * of_segment);
   Block b;
-  b.entry = static_cast<int>(quotient(row, segments));
-  b.segment = static_cast<int>(row - static_cast<int64_t>(b.entry) * segments);
+  b.entry = static_cast<int>(quotient(row, segments * cuts));
+  b.segment = static_cast<int>(row - static_cast<int64_t>(b.entry) * segments * cuts);
   b.group = place / runs;
   const int before = (place - b.group * runs) * kHeads;
   b.head = b.group * of_group + before;
@@ -874,10 +876,11 @@ __device__ __forceinline__ Block find_block(const ScanArgs& a, int64_t item, int
   b.write = __shfl_sync(kWholeWarp, b.padding ? -1 : final_slot(a, e, initial), 0);
   const int tokens = max(b.end - b.begin, 0);
   b.chunks = (tokens + kChunk - 1) / kChunk;
-  const int each = max((b.chunks + kSegments - 1) / kSegments, 1);
+  constexpr int kCuts = kSegments * kGatherCuts;
+  const int whole = max((b.chunks + kCuts - 1) / kCuts, 1) * kGatherCuts, each = whole / cuts;
   b.first = min(b.segment * each, b.chunks);
   b.last = min(b.first + each, b.chunks);
-  b.segments = max((b.chunks + each - 1) / each, 1);
+  b.segments = (max((b.chunks + whole - 1) / whole, 1) - 1) * cuts + 1;
   return b;
 }
 
@@ -1095,10 +1098,11 @@ __device__ __forceinline__ void read_x(float2 (&v)[4], int stage, int token, int
 }
 
 // What the block works on, in shared memory: it spares registers, and one warp finds it for all.
-__device__ __forceinline__ const Block& share_block(const ScanArgs& a, int64_t item, int segments) {
+__device__ __forceinline__ const Block& share_block(const ScanArgs& a, int64_t item, int segments,
+                                                    int cuts) {
   Block& shared = *reinterpret_cast<Block*>(shared_memory + kOffsetBlock);
   if (threadIdx.x < 32) {
-    const Block found = find_block(a, item, segments);
+    const Block found = find_block(a, item, segments, cuts);
     if (threadIdx.x == 0) shared = found;
   }
   __syncthreads();
@@ -1112,16 +1116,17 @@ __device__ __forceinline__ int later_offset(int token, int column, int later) {
   return offset_of<kColumns>(token + later, column);
 }
 
-// How the stage threads share the tokens of one array: a thread has the same 16-byte piece of every kAtOnce-th token.
-template <int kColumns>
+// How some threads share the tokens of one array: a thread has the same 16-byte piece of every kAtOnce-th token.
+template <int kColumns, int kSharers>
 struct Share {
   static constexpr int kPiece = 16 / sizeof(Io), kPieces = kColumns / kPiece;
-  static constexpr int kAtOnce = kStageThreads / kPieces;  // tokens
-  static_assert(kPieces <= kStageThreads, "a pass of the block covers whole tokens");
+  static constexpr int kAtOnce = kSharers / kPieces;  // tokens
+  static_assert(kPieces <= kSharers, "a pass of the block covers whole tokens");
   static constexpr int kPlane = plane_of<kColumns>();
 
-  // A whole chunk; `from` is the thread's piece of its first token and moves to the next chunk's.
-  static __device__ __forceinline__ void copy(Operand* to, const Io*& from, int64_t stride, int columns, int thread) {
+  // A whole chunk; `from` is the thread's piece of its first token and moves `ahead` tokens on.
+  static __device__ __forceinline__ void copy(Operand* to, const Io*& from, int64_t stride, int columns, int ahead,
+                                              int thread) {
     const int first = static_cast<uint32_t>(thread) / kPieces, c = static_cast<uint32_t>(thread) % kPieces * kPiece;
     const int64_t step = kAtOnce * stride;
     const Io* next = from;
@@ -1133,7 +1138,7 @@ struct Share {
         next += step;
       }
     }
-    from += kChunk * stride;
+    from += ahead * stride;
   }
 
   // The same for a chunk that the sequence ends in, zeros behind its `count` tokens, or for arrays that take no
@@ -1150,7 +1155,7 @@ struct Share {
       return;
     }
 #pragma unroll 1
-    for (int i = thread; i < kChunk * kColumns; i += kStageThreads) {
+    for (int i = thread; i < kChunk * kColumns; i += kSharers) {
       const int t = i / kColumns, c = i - t * kColumns;
       if (c < columns) {
         put_operand(to + offset_of<kColumns>(t, c), t < count ? from[t * stride + c] : from_f32<Io>(0.f), kPlane);
@@ -1165,47 +1170,57 @@ struct Share {
   }
 };
 
-// Brings the tokens of a segment to shared memory, chunk by chunk, by kStageThreads threads; without kOutput
+// Brings the tokens of a segment to shared memory, every kEvery-th chunk, by kSharers threads; without kOutput
 // all but C.
-template <bool kOutput>
+template <bool kOutput, int kSharers = kStageThreads, int kEvery = 1>
 struct Tokens {
+  using Columns = Share<kDState, kSharers>;
+  using Values = Share<kHeads * kHeadDim, kSharers>;
   const Io *B, *C, *x;  // this thread's pieces of the next chunk
   int next;
-  bool whole;  // all arrays take 16-byte accesses
 
   __device__ __forceinline__ Tokens(const ScanArgs& a, const Block& b, int chunk, int thread) {
     const int64_t t0 = b.begin + static_cast<int64_t>(chunk) * kChunk;
     const int64_t column = static_cast<int64_t>(b.group) * kDState, row = static_cast<int64_t>(b.head) * kHeadDim;
-    B = Share<kDState>::own(a.B, a.B_stride, t0, column, thread);
-    C = Share<kDState>::own(a.C, a.C_stride, t0, column, thread);
-    x = Share<kHeads * kHeadDim>::own(a.x, a.x_stride, t0, row, thread);
+    B = Columns::own(a.B, a.B_stride, t0, column, thread);
+    C = Columns::own(a.C, a.C_stride, t0, column, thread);
+    x = Values::own(a.x, a.x_stride, t0, row, thread);
     next = chunk;
-    constexpr uint32_t kVectors = kFlagVectorB | kFlagVectorX | (kOutput ? kFlagVectorC : 0u);
-    whole = (a.flags & kVectors) == kVectors;
   }
 
-  // Asks for the next chunk as one group of copies, an empty one behind the segment's last.
+  // Asks for the next chunk as one group of copies, an empty one behind the segment's last; or for B and C alone, then
+  // for x.
+  template <bool kKeys = true, bool kValues = true>
   __device__ __forceinline__ void stage(const ScanArgs& a, const Block& b, int thread) {
-    const int64_t t0 = b.begin + static_cast<int64_t>(next) * kChunk;
-    const int at = stage_of<kOutput>(next);
+    stage_at<kKeys, kValues>(a, b, stage_of<kOutput>(next), thread);
+  }
+  template <bool kKeys = true, bool kValues = true>
+  __device__ __forceinline__ void stage_at(const ScanArgs& a, const Block& b, int at, int thread) {
+    constexpr uint32_t kVectors = kFlagVectorB | kFlagVectorX | (kOutput ? kFlagVectorC : 0u);
     if (next >= b.last) {
-    } else if (whole && t0 + kChunk <= b.end) {
-      Share<kDState>::copy(tokens_B(at), B, a.B_stride, kDState, thread);
-      if (kOutput) Share<kDState>::copy(tokens_C(at), C, a.C_stride, kDState, thread);
-      Share<kHeads * kHeadDim>::copy(tokens_x(at), x, a.x_stride, b.heads * kHeadDim, thread);
+    } else if ((a.flags & kVectors) == kVectors &&
+               static_cast<uint32_t>(next) < static_cast<uint32_t>(b.end - b.begin) / kChunk) {
+      if (kKeys) Columns::copy(tokens_B(at), B, a.B_stride, kDState, kEvery * kChunk, thread);
+      if (kKeys && kOutput) Columns::copy(tokens_C(at), C, a.C_stride, kDState, kEvery * kChunk, thread);
+      if (kValues) Values::copy(tokens_x(at), x, a.x_stride, b.heads * kHeadDim, kEvery * kChunk, thread);
     } else {
+      const int64_t t0 = b.begin + static_cast<int64_t>(next) * kChunk;
       const int count = static_cast<int>(min(static_cast<int64_t>(kChunk), b.end - t0));
       const int64_t column = static_cast<int64_t>(b.group) * kDState, row = static_cast<int64_t>(b.head) * kHeadDim;
-      Share<kDState>::copy_part(tokens_B(at), static_cast<const Io*>(a.B) + t0 * a.B_stride + column, a.B_stride,
-                                a.flags & kFlagVectorB, count, kDState, thread);
-      if (kOutput) {
-        Share<kDState>::copy_part(tokens_C(at), static_cast<const Io*>(a.C) + t0 * a.C_stride + column, a.C_stride,
+      if (kKeys) {
+        Columns::copy_part(tokens_B(at), static_cast<const Io*>(a.B) + t0 * a.B_stride + column, a.B_stride,
+                                  a.flags & kFlagVectorB, count, kDState, thread);
+      }
+      if (kKeys && kOutput) {
+        Columns::copy_part(tokens_C(at), static_cast<const Io*>(a.C) + t0 * a.C_stride + column, a.C_stride,
                                   a.flags & kFlagVectorC, count, kDState, thread);
       }
-      Share<kHeads * kHeadDim>::copy_part(tokens_x(at), static_cast<const Io*>(a.x) + t0 * a.x_stride + row, a.x_stride,
-                                          a.flags & kFlagVectorX, count, b.heads * kHeadDim, thread);
+      if (kValues) {
+        Values::copy_part(tokens_x(at), static_cast<const Io*>(a.x) + t0 * a.x_stride + row,
+                                            a.x_stride, a.flags & kFlagVectorX, count, b.heads * kHeadDim, thread);
+      }
     }
-    ++next;
+    next += kEvery;
     copy_async_commit();
   }
 
@@ -1300,11 +1315,12 @@ struct Kept {
   Sum* sums;
 
   __device__ __forceinline__ Kept(const ScanArgs& a, const Block& b) {
-    const int64_t by_sequence = static_cast<int64_t>(a.sequences) * kSegments;
-    const int64_t by_token = a.tokens / kChunk + static_cast<int64_t>(a.sequences);
+    // NOTE: opaque, so that neither is kept in registers from item to item.
+    const int64_t by_sequence = static_cast<int64_t>(opaque(a.sequences)) * (kSegments * kGatherCuts);
+    const int64_t by_token = opaque(a.tokens) / kChunk + static_cast<int64_t>(a.sequences);
     const bool few = by_sequence <= by_token;
     const int64_t s = a.sequence_order ? a.sequence_order[b.entry] : b.entry;
-    const int64_t first = few ? s * kSegments : b.begin / kChunk + s;
+    const int64_t first = few ? s * (kSegments * kGatherCuts) : b.begin / kChunk + s;
     states = static_cast<float4*>(a.workspace) + (first * a.heads + b.head) * (kHeadDim * kDState / 4);
     sums = reinterpret_cast<Sum*>(static_cast<float4*>(a.workspace) +
                                   min(by_sequence, by_token) * a.heads * (kHeadDim * kDState / 4)) +
@@ -1520,7 +1536,7 @@ __device__ __forceinline__ void load_state(const ScanArgs& a, const Block& b, Ro
   if (kOutput && b.segments > 1) {
     // NOTE: the slot itself may be the one that the last segment's block writes in this launch.
     if (b.segment == 0 && read >= 0) take(rows, kept.state(0, warp, lane), 0.f);
-    for (int j = 0; j < b.segment; ++j) {
+    for (int j = 0; j < b.segment * kGatherCuts; ++j) {
       const Sum sum = kept.sum(j, local);
       take(rows, kept.state(j + 1, warp, lane), exp2_fast(sum.high + sum.low));
     }
@@ -1614,8 +1630,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, 3)
     ssm_ssd_n128_p64_r16_w4_c64_t8_bf16_sf32_gather(const __grid_constant__ ScanArgs a) {
   for (int turn = 0;; ++turn) {
     const int64_t item = blockIdx.x + static_cast<int64_t>(turn) * gridDim.x;
-    if (item >= blocks_of(a, opaque(kSegments - 1))) break;
-    const Block& b = share_block(a, item, kSegments - 1);
+    if (item >= blocks_of(a, opaque((kSegments - 1) * kGatherCuts))) break;
+    const Block& b = share_block(a, item, kSegments - 1, kGatherCuts);
     if (!b.padding && b.segment + 1 < b.segments) walk<false>(a, b);
     __syncthreads();  // shared memory is free for the next item
   }
@@ -1626,7 +1642,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 3)
   for (int turn = 0;; ++turn) {
     const int64_t item = blockIdx.x + static_cast<int64_t>(turn) * gridDim.x;
     if (item >= blocks_of(a, opaque(kSegments))) break;
-    const Block& b = share_block(a, item, kSegments);
+    const Block& b = share_block(a, item, kSegments, 1);
     if (b.padding) {
       if (b.segment == 0) clear(a, b, b.begin, b.end, 1);
     } else if (b.segment < b.segments) {

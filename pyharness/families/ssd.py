@@ -31,27 +31,34 @@ MAX_SEGMENTS = 64
 OPERAND_ERROR = {"bf16": 2.0**-7, "f16": 2.0**-10, "tf32": 2.0**-9, "split": 2.0**-15}
 _STATE_REGISTERS = 128
 _MOST_SHARED = max(SHARED_LIMIT.values())
+#: By warps of a block on Hopper: the launched share, times all threads, is what the others take in sum.
+_REGISTERS = {12: (168, 232, 136)}
 _TILE = 16
 _GROUP_ROWS = 64
+#: Rows of a head whose y a warp group sums at once, at most, and those that a larger head is walked in.
+_MOST_ROWS = 96
+_PART_ROWS = (64, 96, 80)
 _WORD_BYTES = 4
 
 
 def segments_plan(rule: Mapping[str, Any], kernel: Launchable, geometry: Geometry) -> Plan:
     """The rule "segments": sequences are cut in `segments` of whole chunks, a block has one and a run of heads.
 
-    A run is `heads` heads of one group. With several segments the entry that ends in `_gather` comes first, on all
-    segments but one, with `gather_shared` bytes of shared memory where they are named, and stores what the states
-    become over each segment; then `_walk` runs all of them. The workspace is `state_bytes` for each head of each
-    segment that the tokens can fill.
+    A run is `heads` heads of one group, or of parts of heads where each has `parts_of_head`. With several segments the
+    entry that ends in `_gather` comes first, on all segments but one, each cut again in `gather_cuts` where they are
+    named, with `gather_shared` bytes of shared memory where they are named, and stores what the states become over
+    each; then `_walk` runs all segments. The workspace is `state_bytes` for each head of each cut that the tokens can
+    fill.
     """
-    segments, chunk = rule["segments"], rule["chunk"]
-    blocks = max(geometry.sequences, 1) * head_runs(geometry, rule["heads"])
+    segments, chunk, cuts = rule["segments"], rule["chunk"], rule.get("gather_cuts", 1)
+    walked = replace(geometry, heads=geometry.heads * rule.get("parts_of_head", 1))
+    blocks = max(geometry.sequences, 1) * head_runs(walked, rule["heads"])
     by_name = {entry.rpartition("_")[2]: entry for entry in kernel.entries}
     steps = [("walk", segments, kernel.shared_bytes)]
     kept = 0
     if segments > 1:
-        steps.insert(0, ("gather", segments - 1, rule.get("gather_shared") or kernel.shared_bytes))
-        kept = min(geometry.sequences * segments, geometry.tokens // chunk + geometry.sequences)
+        steps.insert(0, ("gather", (segments - 1) * cuts, rule.get("gather_shared") or kernel.shared_bytes))
+        kept = min(geometry.sequences * segments * cuts, geometry.tokens // chunk + geometry.sequences)
     launches = tuple(
         Launch(by_name[name], (min(blocks * count, MAX_GRID_X), 1, 1), (kernel.threads, 1, 1), shared)
         for name, count, shared in steps
@@ -76,7 +83,7 @@ class SsdSpec(KernelSpec):
     """
 
     family: ClassVar[str] = "ssd"
-    numerics_revision: ClassVar[int] = 2
+    numerics_revision: ClassVar[int] = 3
 
     head_dim: int = 0
     rows: int = 0
@@ -95,7 +102,7 @@ class SsdSpec(KernelSpec):
         if self.d_state > 0 and self.head_dim > 0:
             self._default("rows", self._default_rows())
             if self.rows > 0:
-                self._default("warps", max(1, self.head_dim // self.rows) * (2 if self.exact else 1))
+                self._default("warps", self._default_warps())
         reason = self._invalid()
         if reason:
             raise NoKernel(f"no ssd kernel with {self.fields()}: {reason}")
@@ -106,6 +113,12 @@ class SsdSpec(KernelSpec):
             return _TILE
         fits = [r for r in (32, 16) if self.head_dim % r == 0 and r * self.d_state <= 32 * _STATE_REGISTERS]
         return fits[0] if fits else _TILE
+
+    def _default_warps(self) -> int:
+        """Those of one head; on Hopper's own kernels as many warp groups that write y as carry a state."""
+        if not self.exact:
+            return max(1, self.head_dim // self.rows)
+        return 8 * max(1, -(-self.part_rows // _GROUP_ROWS))
 
     def _invalid(self) -> str:
         if self.io not in IO_DTYPES:
@@ -123,9 +136,10 @@ class SsdSpec(KernelSpec):
             return f"rows must be a multiple of 16 that divides head_dim {self.head_dim}, found {self.rows}"
         if self.rows * self.d_state > 32 * _STATE_REGISTERS:
             return f"a warp holds at most 4096 state elements, found {self.rows} rows of {self.d_state}"
-        each = self.head_dim // self.rows * (2 if self.exact else 1)
+        each = 4 if self.exact else self.head_dim // self.rows
         if not 1 <= self.warps <= 16 or self.warps % each:
-            return f"warps must be 1 to 16, a multiple of the {each} of a head, found {self.warps}"
+            of = "a warp group" if self.exact else "a head"
+            return f"warps must be 1 to 16, a multiple of the {each} of {of}, found {self.warps}"
         if self.chunk not in CHUNKS:
             return f"chunk must be one of {', '.join(map(str, CHUNKS))} tokens, found {self.chunk}"
         pieces = self.d_state * DTYPE_BYTES[self.io] // 16
@@ -149,12 +163,34 @@ class SsdSpec(KernelSpec):
                 f"sm_90a takes 16-bit io, chunks of 64 tokens and 16 rows a warp, found {self.io}, {self.chunk}, "
                 f"{self.rows}"
             )
-        if self.head_dim % _GROUP_ROWS or self.d_state % _GROUP_ROWS or self.warps % 8:
+        if self.d_state % _GROUP_ROWS:
+            return f"sm_90a takes a d_state that is a multiple of 64, found {self.d_state}"
+        if not self.part_rows:
+            wanted = ", ".join(map(str, _PART_ROWS))
+            return f"sm_90a takes a head_dim up to {_MOST_ROWS} or a multiple of {wanted}, found {self.head_dim}"
+        if self.warps < 8 or self.carriers * self.rows < self.part_rows:
             return (
-                f"sm_90a takes multiples of 64 rows and columns and of 8 warps, found head_dim {self.head_dim}, "
-                f"d_state {self.d_state}, {self.warps} warps"
+                f"sm_90a takes {self._default_warps()} warps or more for head_dim {self.head_dim}, found {self.warps}"
             )
+        if self.d_state > 2 * _GROUP_ROWS and self.warps > 12:
+            return f"a state of {self.d_state} columns fits the registers of 12 warps, found {self.warps}"
         return ""
+
+    @property
+    def part_rows(self) -> int:
+        """Rows that are walked like a head of their own: all, or a part of a large one; 0 if it has no such part."""
+        if not self.exact or self.head_dim <= _MOST_ROWS:
+            return self.head_dim
+        return next((rows for rows in _PART_ROWS if self.head_dim % rows == 0), 0)
+
+    @property
+    def parts_of_head(self) -> int:
+        return self.head_dim // self.part_rows
+
+    @property
+    def carriers(self) -> int:
+        """Warps that carry the state; on Hopper's own kernels others write y."""
+        return self.warps // 8 * 4 if self.exact else self.warps
 
     @property
     def operand(self) -> str:
@@ -167,9 +203,19 @@ class SsdSpec(KernelSpec):
         return 2 if self.precision == "split" else 1
 
     @property
+    def registers(self) -> tuple[int, int, int] | None:
+        """Registers of a thread as launched, where it carries a state, and where it writes y; None: the same for all.
+
+        A state of more than 128 columns takes 128 registers and more, which leaves too few of an even share.
+        """
+        return _REGISTERS.get(self.warps) if self.exact and self.d_state > 2 * _GROUP_ROWS else None
+
+    @property
     def heads(self) -> int:
-        """Heads of a block."""
-        return self.warps // (2 if self.exact else 1) * self.rows // self.head_dim
+        """Heads of a block, or parts of them. In panels of 64 columns, several stand one behind another as they are."""
+        if self.exact and self.part_rows % _GROUP_ROWS and _GROUP_ROWS % self.part_rows:
+            return 1
+        return self.carriers * self.rows // self.part_rows
 
     @property
     def stages(self) -> int:
@@ -177,6 +223,34 @@ class SsdSpec(KernelSpec):
         if self.exact:
             return 3 if self._shared(3) <= _MOST_SHARED else 2
         return 2 if self.parts == 1 and self._shared(2) <= _MOST_SHARED else 1
+
+    @property
+    def gather_turns(self) -> bool:
+        """Whether all warp groups of the first launch of two carry states: two share rows and take chunks in turns."""
+        return bool(self.exact) and self.segments > 1 and self.part_rows == _GROUP_ROWS and not self.registers
+
+    @property
+    def own_places(self) -> bool:
+        """Whether each of several warp groups that write y has one place for chunks, too few to bring one ahead."""
+        return bool(self.exact) and self.stages == (self.warps - self.carriers) // 4
+
+    @property
+    def gather_cuts(self) -> int:
+        """Cuts of a segment that the first of two launches walks at once: a block of half a head leaves few blocks."""
+        return 2 if self.segments > 1 and self.registers else 1
+
+    @property
+    def gather_stages(self) -> int:
+        """The same in the first of two launches, of each turn where there are several."""
+        if self.gather_turns and self._gather_shared(3) > _MOST_SHARED:
+            return 2
+        return 3 if self.exact else self.stages
+
+    def _gather_shared(self, stages: int) -> int:
+        """Shared memory of the first launch where two turns have so many chunks each, and two batches of weights."""
+        tokens = 2 * 2 * stages * self.chunk * (self.d_state + self._columns_of_x)
+        weights = 2 * (self.warps // self.heads // 2 * 2) * self.heads * (self.chunk + 2) * _WORD_BYTES
+        return self._before_panels + tokens + weights
 
     @property
     def together(self) -> int:
@@ -217,13 +291,19 @@ class SsdSpec(KernelSpec):
     def _decay_bytes(self) -> int:
         """Shared memory of the decays of some chunks, what they are worked out from, and what a block works on."""
         decays = (3 if self.exact else 2) * self.heads * (5 * self.chunk + self.chunk // _TILE) * _WORD_BYTES
-        return decays + (self.warps // (2 if self.exact else 1) * 3 + 15) * _WORD_BYTES
+        return decays + (self.carriers * 3 + 15) * _WORD_BYTES
 
     def _panel_bytes(self, stages: int) -> int:
         """Shared memory where warp groups multiply: tokens of each stage, states, and rows of y, in 16 bits."""
-        tokens = stages * self.chunk * (2 * self.d_state + self.heads * self.head_dim)
-        rows = self.warps // 2 * _TILE * 32
-        return 2 * (tokens + self.warps // 4 * _GROUP_ROWS * self.d_state + rows) + self._before_panels
+        tokens = stages * self.chunk * (2 * self.d_state + self._columns_of_x)
+        states = 2 * self.heads * self.part_rows * self.d_state
+        rows = (self.warps - self.carriers) * _TILE * 32
+        return 2 * (tokens + states + rows) + self._before_panels
+
+    @property
+    def _columns_of_x(self) -> int:
+        """Columns of the panels that a token's x takes."""
+        return -(-self.heads * self.part_rows // _GROUP_ROWS) * _GROUP_ROWS
 
     @property
     def _before_panels(self) -> int:
@@ -239,22 +319,26 @@ class SsdSpec(KernelSpec):
         """Shared memory of a block of the first of two launches, which has no C and no y."""
         if not self.exact:
             return self.shared_bytes
-        return self._before_panels + 2 * self.stages * self.chunk * (self.d_state + self.heads * self.head_dim)
+        if self.gather_turns:
+            return self._gather_shared(self.gather_stages)
+        return self._before_panels + 2 * self.gather_stages * self.chunk * (self.d_state + self._columns_of_x)
 
     @property
     def entries(self) -> tuple[tuple[str, int], ...]:
         """The launches in order: entry, and the segments of a sequence that it walks."""
         walk = (("walk", self.segments),)
-        return (("gather", self.segments - 1), *walk) if self.segments > 1 else walk
+        return (("gather", (self.segments - 1) * self.gather_cuts), *walk) if self.segments > 1 else walk
 
     @property
     def grid_rule(self) -> dict[str, Any]:
         return {
             "rule": "segments",
             "heads": self.heads,
+            **({"parts_of_head": self.parts_of_head} if self.parts_of_head > 1 else {}),
+            **({"gather_cuts": self.gather_cuts} if self.gather_cuts > 1 else {}),
             "chunk": self.chunk,
             "segments": self.segments,
-            "state_bytes": self._state_bytes,
+            "state_bytes": self.state_bytes,
             "gather_shared": self.gather_shared_bytes,
         }
 
@@ -267,9 +351,9 @@ class SsdSpec(KernelSpec):
         return Launchable(tuple(self.symbol(entry) for entry, _ in self.entries), self.threads, self.shared_bytes)
 
     @property
-    def _state_bytes(self) -> int:
-        """Workspace of one head's state and the exponent of its decay."""
-        return 4 * self.head_dim * self.d_state + 8
+    def state_bytes(self) -> int:
+        """Workspace of one head's state and the exponent of its decay, one a part of it."""
+        return 4 * self.head_dim * self.d_state + 8 * self.parts_of_head
 
     def constants(self) -> dict[str, Any]:
         return {"spec": self}

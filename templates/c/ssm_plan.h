@@ -129,21 +129,26 @@ static inline int ssm_segments_launch(ssm_plan* plan, int32_t entry, int64_t blo
 }
 
 // The rule "segments": sequences are cut in `segments` of whole chunks, a block a (sequence, segment, run of `heads`
-// heads of one group). With several segments the entry that ends in _gather comes first, on all segments but one, with
-// `gather_shared` bytes of shared memory where they are named, and stores what the states become over each segment;
-// then _walk runs all of them. Entries are in alphabetical order, so with two entries 0 is _gather and 1 is _walk. The
-// workspace is `state_bytes` for each head of each segment that the tokens can fill.
+// heads of one group, or of parts of heads where each has `parts_of_head`). With several segments the entry that ends
+// in _gather comes first, on all segments but one, each cut again in `gather_cuts` where they are named, with
+// `gather_shared` bytes of shared memory where they are named, and stores what the states become over each; then _walk
+// runs all segments. Entries are in alphabetical order, so with two entries 0 is _gather and 1 is _walk. The workspace
+// is `state_bytes` for each head of each cut that the tokens can fill.
 static inline int ssm_segments_plan(const ssm_grid* grid, int32_t threads, int32_t shared, const ssm_geometry* g,
                                     ssm_plan* plan) {
   const int64_t heads = ssm_integer(grid, "heads"), chunk = ssm_integer(grid, "chunk");
   const int64_t segments = ssm_integer(grid, "segments"), state_bytes = ssm_integer(grid, "state_bytes");
-  const int64_t gather_shared = ssm_integer(grid, "gather_shared");
+  const int64_t gather_shared = ssm_integer(grid, "gather_shared"), named = ssm_integer(grid, "gather_cuts");
+  const int64_t parts = ssm_integer(grid, "parts_of_head"), cuts = named > 1 ? named : 1;
+  ssm_geometry walked = *g;
+  if (parts > 1) walked.heads *= (int32_t)parts;
   if (heads < 1 || chunk < 1 || segments < 1 || state_bytes < 1) return -1;
-  const int64_t blocks = (g->sequences > 1 ? g->sequences : 1) * ssm_head_runs(g, heads);
+  const int64_t blocks = (g->sequences > 1 ? g->sequences : 1) * ssm_head_runs(&walked, heads);
   if (segments == 1) return ssm_segments_launch(plan, 0, blocks, threads, shared);
-  const int64_t all = g->sequences * segments, filled = g->tokens / chunk + g->sequences;
+  const int64_t all = g->sequences * segments * cuts, filled = g->tokens / chunk + g->sequences;
   plan->workspace_bytes = (all < filled ? all : filled) * g->heads * state_bytes;
-  ssm_segments_launch(plan, 0, blocks * (segments - 1), threads, gather_shared > 0 ? (int32_t)gather_shared : shared);
+  ssm_segments_launch(plan, 0, blocks * (segments - 1) * cuts, threads,
+                      gather_shared > 0 ? (int32_t)gather_shared : shared);
   return ssm_segments_launch(plan, 1, blocks * segments, threads, shared);
 }
 

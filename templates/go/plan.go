@@ -202,16 +202,20 @@ func channelsPlan(rule map[string]int64, kernel launchable, g Geometry) (KernelP
 }
 
 // segmentsPlan is the rule "segments": sequences are cut in `segments` of whole chunks, a block a (sequence, segment, run of
-// `heads` heads of one group). With several segments the entry that ends in _gather comes first, on all segments but one,
-// with `gather_shared` bytes of shared memory where they are named, and stores what the states become over each segment;
-// then _walk runs all of them. The workspace is `state_bytes` for each head of each segment that the tokens can fill.
+// `heads` heads of one group, or of parts of heads where each has `parts_of_head`). With several segments the entry that
+// ends in _gather comes first, on all segments but one, each cut again in `gather_cuts` where they are named, with
+// `gather_shared` bytes of shared memory where they are named, and stores what the states become over each; then _walk
+// runs all segments. The workspace is `state_bytes` for each head of each cut that the tokens can fill.
 func segmentsPlan(rule map[string]int64, kernel launchable, g Geometry) (KernelPlan, error) {
 	for _, name := range []string{"heads", "chunk", "segments", "state_bytes"} {
 		if rule[name] < 1 {
 			return KernelPlan{}, fmt.Errorf("%s %d", name, rule[name])
 		}
 	}
-	segments, blocks := rule["segments"], int64(max(g.Sequences, 1))*headRuns(g, rule["heads"])
+	parts, cuts := max(rule["parts_of_head"], 1), max(rule["gather_cuts"], 1)
+	walked := g
+	walked.Heads *= int32(parts)
+	segments, blocks := rule["segments"], int64(max(g.Sequences, 1))*headRuns(walked, rule["heads"])
 	launch := func(suffix string, count int64, shared uint32) (Launch, error) {
 		for i, entry := range kernel.entries {
 			if strings.HasSuffix(entry, suffix) {
@@ -227,12 +231,12 @@ func segmentsPlan(rule map[string]int64, kernel launchable, g Geometry) (KernelP
 		if rule["gather_shared"] > 0 {
 			shared = uint32(rule["gather_shared"])
 		}
-		gather, err := launch("_gather", segments-1, shared)
+		gather, err := launch("_gather", (segments-1)*cuts, shared)
 		if err != nil {
 			return KernelPlan{}, err
 		}
 		plan.Launches = append(plan.Launches, gather)
-		kept := min(int64(g.Sequences)*segments, int64(g.Tokens)/rule["chunk"]+int64(g.Sequences))
+		kept := min(int64(g.Sequences)*segments*cuts, int64(g.Tokens)/rule["chunk"]+int64(g.Sequences))
 		plan.WorkspaceBytes = kept * int64(g.Heads) * rule["state_bytes"]
 	}
 	walk, err := launch("_walk", segments, kernel.sharedBytes)

@@ -1,8 +1,8 @@
-// Products of a warp group, four warps whose first is a multiple of 4 (sm_90a): D [64][64] += A [64][16] B^T, B
-// [64][16]. A warp has rows 16 w of A and D, in registers as for mma; A may lie in shared memory too, B always does. An
+// Products of a warp group, four warps whose first is a multiple of 4 (sm_90a): D [64][n] += A [64][16] B^T, B
+// [n][16]. A warp has rows 16 w of A and D, in registers as for mma; A may lie in shared memory too, B always does. An
 // array in shared memory is a panel of 64 columns of 16 bits, 128 bytes a row, whose 16-byte pieces are swizzled: piece
 // i of row r is at i ^ (r % 8). `step` counts 16 along what is summed: columns of a panel whose rows are those of A or
-// B, and rows of a panel whose columns are B's rows (kTransposed).
+// B, and rows of a panel of 64 whose columns are B's rows (kTransposed), more than 64 of them in the panels behind it.
 //
 // Products run beside the warps. What they read and write is theirs from products_begin until products_wait, and stores
 // to shared memory that they read are followed by fence_for_products and a barrier.
@@ -22,10 +22,13 @@ __device__ __forceinline__ void fence_for_products() {
 }
 
 // A place that the compiler moves no use of these registers across.
-__device__ __forceinline__ void hold(float (&d)[8][4]) {
+template <int kTiles8>
+__device__ __forceinline__ void hold(float (&d)[kTiles8][4]) {
 #if !defined(SSM_EMULATOR)
 #pragma unroll
-  for (int j = 0; j < 8; ++j) asm volatile("" : "+f"(d[j][0]), "+f"(d[j][1]), "+f"(d[j][2]), "+f"(d[j][3])::"memory");
+  for (int j = 0; j < kTiles8; ++j) {
+    asm volatile("" : "+f"(d[j][0]), "+f"(d[j][1]), "+f"(d[j][2]), "+f"(d[j][3])::"memory");
+  }
 #endif
 }
 
@@ -67,37 +70,72 @@ __device__ __forceinline__ void products_wait_but(int batches) {
   }
 }
 
-// A panel as products name it.
+// A panel as products name it. It may begin some multiple of 8 rows further on, and of 16 columns.
 struct Panel {
 #if defined(SSM_EMULATOR)
   const Operand* first;
+  int column = 0;
   explicit Panel(const Operand* panel) : first(panel) {}
-  Panel operator+(int panels) const { return Panel(first + panels * 64 * kPanelColumns); }
+  Panel moved(int rows, int columns) const {
+    Panel p(first + rows * kPanelColumns);
+    p.column = column + columns;
+    return p;
+  }
 #else
   uint64_t bits;
   __device__ __forceinline__ explicit Panel(const Operand* panel) {
     const uint32_t address = static_cast<uint32_t>(__cvta_generic_to_shared(panel));
-    // 8 rows of 128 bytes repeat after 1024; 128-byte swizzle.
-    bits = uint64_t{(address & 0x3ffff) >> 4} | uint64_t{1} << 16 | uint64_t{64} << 32 | uint64_t{1} << 62;
+    // 64 rows on is the panel behind; 8 rows of 128 bytes repeat after 1024; 128-byte swizzle.
+    bits = uint64_t{(address & 0x3ffff) >> 4} | uint64_t{64 * kPanelRowBytes / 16} << 16 | uint64_t{64} << 32 |
+           uint64_t{1} << 62;
   }
   __device__ __forceinline__ explicit Panel(uint64_t moved) : bits(moved) {}
-  __device__ __forceinline__ Panel operator+(int panels) const {
-    return Panel(bits + panels * (64 * kPanelRowBytes / 16));
+  __device__ __forceinline__ Panel moved(int rows, int columns) const {
+    return Panel(bits + rows * (kPanelRowBytes / 16) + columns / 8);
   }
   template <bool kTransposed>
   __device__ __forceinline__ uint64_t at(int step) const {
     return bits + step * (kTransposed ? 16 * kPanelRowBytes / 16 : 2);
   }
 #endif
+  __device__ __forceinline__ Panel operator+(int panels) const { return moved(64 * panels, 0); }
 };
 
 #if defined(SSM_EMULATOR)
 template <bool kTransposed>
 inline uint32_t two_of_panel(Panel panel, int step, int row, int column) {
   if (!kTransposed) return *reinterpret_cast<const uint32_t*>(panel.first + swizzled(row, 16 * step + column));
-  const auto low = *reinterpret_cast<const uint16_t*>(panel.first + swizzled(16 * step + column, row));
-  const auto high = *reinterpret_cast<const uint16_t*>(panel.first + swizzled(16 * step + column + 1, row));
+  row += panel.column;
+  const Operand* first = panel.first + row / kPanelColumns * 64 * kPanelColumns;
+  const auto low = *reinterpret_cast<const uint16_t*>(first + swizzled(16 * step + column, row % kPanelColumns));
+  const auto high = *reinterpret_cast<const uint16_t*>(first + swizzled(16 * step + column + 1, row % kPanelColumns));
   return low | static_cast<uint32_t>(high) << 16;
+}
+
+template <bool kTransposed, int kTiles8>
+inline void product_of(float (&d)[kTiles8][4], const uint32_t (&left)[4], Panel b, int step) {
+  const int lane = threadIdx.x % 32, column = 2 * (lane % 4);
+  for (int j = 0; j < kTiles8; ++j) {
+    const int n = 8 * j + lane / 4;
+    mma(d[j], left, two_of_panel<kTransposed>(b, step, n, column), two_of_panel<kTransposed>(b, step, n, column + 8),
+        Operand());
+  }
+}
+
+// D += A B^T, both in shared memory and not transposed; with `fresh`, D = A B^T.
+template <int kTiles8>
+inline void product(float (&d)[kTiles8][4], Panel a, Panel b, int step, bool fresh) {
+  const int lane = threadIdx.x % 32, row = threadIdx.x / 32 % 4 * 16 + lane / 4, column = 2 * (lane % 4);
+  uint32_t left[4];
+  for (int i = 0; i < 4; ++i) left[i] = two_of_panel<false>(a, step, row + i % 2 * 8, column + i / 2 * 8);
+  for (int j = 0; fresh && j < kTiles8; ++j) d[j][0] = d[j][1] = d[j][2] = d[j][3] = 0.f;
+  product_of<false>(d, left, b, step);
+}
+
+// D += A B^T, A in registers, B transposed in shared memory.
+template <int kTiles8>
+inline void product(float (&d)[kTiles8][4], const uint32_t* a, Panel b, int step) {
+  product_of<true>(d, {a[0], a[1], a[2], a[3]}, b, step);
 }
 #else
 #define SSM_D32(d)                                                                                             \
@@ -109,45 +147,23 @@ inline uint32_t two_of_panel(Panel panel, int step, int row, int column) {
 #define SSM_D32_NAMES                                                                                               \
   "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, " \
   "%24, %25, %26, %27, %28, %29, %30, %31}"
-#endif
 
-// D += A B^T, both in shared memory and not transposed; with `fresh`, D = A B^T.
 __device__ __forceinline__ void product(float (&d)[8][4], Panel a, Panel b, int step, bool fresh) {
-#if defined(SSM_EMULATOR)
-  const int lane = threadIdx.x % 32, row = threadIdx.x / 32 % 4 * 16 + lane / 4, column = 2 * (lane % 4);
-  uint32_t left[4];
-  for (int i = 0; i < 4; ++i) left[i] = two_of_panel<false>(a, step, row + i % 2 * 8, column + i / 2 * 8);
-  for (int j = 0; j < 8; ++j) {
-    if (fresh) d[j][0] = d[j][1] = d[j][2] = d[j][3] = 0.f;
-    const int n = 8 * j + lane / 4;
-    mma(d[j], left, two_of_panel<false>(b, step, n, column), two_of_panel<false>(b, step, n, column + 8), Operand());
-  }
-#else
   asm volatile("{\n.reg .pred p;\nsetp.eq.b32 p, %34, 0;\nwgmma.mma_async.sync.aligned.m64n64k16.f32." SSM_OPERAND
                "." SSM_OPERAND " " SSM_D32_NAMES ", %32, %33, p, 1, 1, 0, 0;\n}\n"
                : SSM_D32(d)
                : "l"(a.at<false>(step)), "l"(b.at<false>(step)), "r"(static_cast<int>(fresh))
                : "memory");
-#endif
 }
 
-// D += A B^T, A in registers, B transposed in shared memory.
 __device__ __forceinline__ void product(float (&d)[8][4], const uint32_t* a, Panel b, int step) {
-#if defined(SSM_EMULATOR)
-  const int lane = threadIdx.x % 32, column = 2 * (lane % 4);
-  const uint32_t left[4] = {a[0], a[1], a[2], a[3]};
-  for (int j = 0; j < 8; ++j) {
-    const int n = 8 * j + lane / 4;
-    mma(d[j], left, two_of_panel<true>(b, step, n, column), two_of_panel<true>(b, step, n, column + 8), Operand());
-  }
-#else
   asm volatile("wgmma.mma_async.sync.aligned.m64n64k16.f32." SSM_OPERAND "." SSM_OPERAND " " SSM_D32_NAMES
                ", {%32, %33, %34, %35}, %36, 1, 1, 1, 1;\n"
                : SSM_D32(d)
                : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b.at<true>(step))
                : "memory");
-#endif
 }
+#endif
 
 // Four 8 x 8 matrices of 16 bits to shared memory: lane l gives the address of row l % 8 of matrix l / 8, and has
 // columns 2 (l % 4) + {0, 1} of row l / 4 of each.

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// ssm_ssd_n128_p64_r16_w4_c32_t8_f32_sf32_tf32
+// ssm_ssd_n256_p128_r16_w12_c64_t1_bf16_sf32_sm90a
 //
 // Prefill of Mamba-2 as chunked matrix products on tensor cores (state space duality, Dao and Gu 2024). For
 // token t of a sequence, head h, group g = h / (heads / groups), row p, column n:
@@ -9,47 +9,45 @@
 //   S[p,n] = exp(d * A[h]) * S[p,n] + d * B[t,g,n] * x[t,h,p]
 //   y[t,h,p] = (sum_n S[p,n] * C[t,g,n] + D[h] * x[t,h,p]) * silu(z[t,h,p])
 //
-// A sequence is cut into chunks of 32 tokens from its own start. With L the running sum of d * A in a
+// A sequence is cut into chunks of 64 tokens from its own start. With L the running sum of d * A in a
 // chunk, y of a chunk is (C . S) exp(L) from the state S before it, plus (C . B^T) exp(L - L^T) d x from its
 // own tokens, and S becomes exp(L_end) S + (x exp(L_end - L) d)^T . B: products of matrices, of which the
 // tensor cores take tiles of 16 x 16. A warp keeps 16 rows of a head's state in f32 registers from
 // chunk to chunk, where they are, packed, an operand of C . S as they stand. C . B^T is worked out once for the
 // 1 heads of a block. Sums of d * A are kept in two floats, and every decay is exp2 of a difference of
 // such sums, at most 0 where A <= 0: nothing overflows, and what underflows is 0.
-// f32 operands are rounded to tf32: 11 bits.
-// A long sequence is cut into up to 8 segments of whole chunks, which are walked at the same time: a
-// first launch finds what each segment adds to the state, the second walks each from the state that the ones
-// before it add up to.
 //
 // Launch, in order:
-//   ssm_ssd_n128_p64_r16_w4_c32_t8_f32_sf32_tf32_gather: grid.x = entries * 7 * groups * runs
-//   ssm_ssd_n128_p64_r16_w4_c32_t8_f32_sf32_tf32_walk: grid.x = entries * 8 * groups * runs
-//   with entries = max(sequences, 1), runs = ceil(heads / groups / 1), at most 2^31 - 1 (blocks stride beyond that);
-//   block.x = 128; dynamic shared memory = 89468 bytes.
-//   Workspace, 16-byte aligned: kept * heads * 32776 bytes,
-//   with kept = min(sequences * 8, tokens / 32 + sequences).
+//   ssm_ssd_n256_p128_r16_w12_c64_t1_bf16_sf32_sm90a_walk: grid.x = entries * 1 * groups * runs
+//   with entries = max(sequences, 1), runs = ceil(2 * heads / groups / 1), at most
+//   2^31 - 1 (blocks stride beyond that);
+//   block.x = 384; dynamic shared memory = 225280 bytes.
+//   No workspace.
 // One argument, ScanArgs by value; the struct below is its table. heads is a multiple of groups,
-// head_dim = 64.
+// head_dim = 128.
 #include <cstddef>
 #include <cstdint>
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
+#include <type_traits>
 
-using Io = float;       // x, z, y, B, C
-using State = float;    // the stored state; it is carried in f32
-using Operand = float;  // what the tensor cores multiply
+using Io = __nv_bfloat16;       // x, z, y, B, C
+using State = float;            // the stored state; it is carried in f32
+using Operand = __nv_bfloat16;  // what the tensor cores multiply
 
-constexpr int kDState = 128;  // columns of a row
-constexpr int kHeadDim = 64;  // rows of a head
-constexpr int kRows = 16;     // rows of a head whose state a warp holds
-constexpr int kHeads = 1;     // heads of a block, all of one group
-constexpr int kChunk = 32;    // tokens of a chunk
-constexpr int kSegments = 8;  // most segments of a sequence, walked at the same time
-constexpr int kParts = 1;     // operands that one value is the sum of
-constexpr int kStages = 2;    // chunks in shared memory: those ahead are copied during the work
-constexpr int kWarps = 4;
+constexpr int kDState = 256;     // columns of a row
+constexpr int kPartsOfHead = 2;  // each is walked like a head of its own, and called one below
+constexpr int kHeadDim = 64;     // rows of a head
+constexpr int kRows = 16;        // rows of a head whose state a warp holds
+constexpr int kHeads = 1;        // heads of a block, all of one group
+constexpr int kChunk = 64;       // tokens of a chunk
+constexpr int kSegments = 1;     // most segments of a sequence, walked at the same time
+constexpr int kGatherCuts = 1;   // cuts of a segment that the first of two launches walks at the same time
+constexpr int kParts = 1;        // operands that one value is the sum of
+constexpr int kStages = 2;       // chunks in shared memory: those ahead are copied during the work
+constexpr int kWarps = 12;
 constexpr int kThreads = 32 * kWarps;
-constexpr int kStageThreads = kThreads;  // they copy tokens
+constexpr int kStageThreads = 128;  // they copy tokens
 
 // The one argument of every entry. The order is frozen: NumPy (pyharness/args.py), Go and C mirror it.
 // Pointers are device addresses, null where an optional array is absent. Strides are in elements.
@@ -675,91 +673,98 @@ __device__ __forceinline__ Sum exponent(float d, float rate, float rate_low) {
   return fabsf(high) <= 1e30f ? Sum{high, low} : Sum{copysignf(1e30f, high), 0.f};
 }
 
-// 16 x 16 tiles of tf32 operands as a warp holds them. A product takes 8 columns at once; which column goes where among
-// the 8 is free as long as both operands agree, and here a lane has columns 2 (lane % 4) + {0, 1}, as products leave
-// them. Words 0 to 3 are columns [0, 8), 4 to 7 columns [8, 16): the left operand of a product has rows lane / 4 and
-// lane / 4 + 8 of the first column, then of the second; the right one, which is multiplied by its rows, both columns of
-// the one row, then of the other.
+// 16 x 16 tiles of operands as a warp holds them, 8 x 8 quarters a word: a lane has row lane / 4, columns 2 (lane % 4)
+// + {0, 1} of each. The left operand of a product has the quarters in the order (0, 0), (8, 0), (0, 8), (8, 8); the
+// right one, which is multiplied by its rows, in the order (0, 0), (0, 8), (8, 0), (8, 8), so that what one instruction
+// takes is in neighbouring registers. Two tiles of 8 columns that a product left, packed, are either. Where a value is
+// the sum of two operands, words 4 to 7 are the small ones.
 struct alignas(16) Left {
-  uint32_t r[8];
+  uint32_t r[4 * kParts];
 };
 struct alignas(16) Right {
-  uint32_t r[8];
+  uint32_t r[4 * kParts];
 };
 
-// near += a * b^T for rows [0, 8) of b, far += the same for rows [8, 16).
+// near += a * b^T for rows [0, 8) of b, far += the same for rows [8, 16). Of the products of two sums, that of the two
+// small parts is left out.
 __device__ __forceinline__ void multiply(float (&near)[4], float (&far)[4], const Left& a, const Right& b) {
-#pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    const uint32_t (&left)[4] = reinterpret_cast<const uint32_t (&)[4]>(a.r[4 * half]);
-    mma(near, left, b.r[4 * half], b.r[4 * half + 1], Operand());
-    mma(far, left, b.r[4 * half + 2], b.r[4 * half + 3], Operand());
+  const uint32_t (&large)[4] = reinterpret_cast<const uint32_t (&)[4]>(a.r[0]);
+  if constexpr (kParts == 2) {
+    const uint32_t (&small)[4] = reinterpret_cast<const uint32_t (&)[4]>(a.r[4 * (kParts - 1)]);
+    constexpr int kSmall = 4 * (kParts - 1);
+    mma(near, small, b.r[0], b.r[1], Operand());
+    mma(far, small, b.r[2], b.r[3], Operand());
+    mma(near, large, b.r[kSmall], b.r[kSmall + 1], Operand());
+    mma(far, large, b.r[kSmall + 2], b.r[kSmall + 3], Operand());
   }
+  mma(near, large, b.r[0], b.r[1], Operand());
+  mma(far, large, b.r[2], b.r[3], Operand());
 }
 
-// To the nearest tf32, ties away from zero; the tensor cores would drop the 13 low bits.
-__device__ __forceinline__ uint32_t to_tf32(float v) {
-#if defined(SSM_EMULATOR)
-  return v != v ? __float_as_uint(v) : (__float_as_uint(v) + 0x1000u) & ~0x1fffu;
-#else
-  uint32_t bits;
-  asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(bits) : "f"(v));
-  return bits;
-#endif
-}
-
-__device__ __forceinline__ Left load_left(const Operand* from, int pitch, int row, int column, int lane, int) {
+// The tile at (row, column) of an array in shared memory, `plane` elements before its small parts.
+__device__ __forceinline__ Left load_left(const Operand* from, int pitch, int row, int column, int lane, int plane) {
   Left t;
-  const Operand* own = from + (row + lane / 4) * pitch + column + 2 * (lane % 4);
+  const Operand* own = from + (row + lane % 16) * pitch + column + lane / 16 * 8;
 #pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    const float2 upper = *reinterpret_cast<const float2*>(own + 8 * half);
-    const float2 lower = *reinterpret_cast<const float2*>(own + 8 * half + 8 * pitch);
-    t.r[4 * half] = to_tf32(upper.x);
-    t.r[4 * half + 1] = to_tf32(lower.x);
-    t.r[4 * half + 2] = to_tf32(upper.y);
-    t.r[4 * half + 3] = to_tf32(lower.y);
+  for (int part = 0; part < kParts; ++part) {
+    load_matrices(reinterpret_cast<uint32_t (&)[4]>(t.r[4 * part]), own + part * plane);
   }
   return t;
 }
 __device__ __forceinline__ Right load_right(const Operand* from, int pitch, int row, int column, int lane, int plane) {
-  const Left t = load_left(from, pitch, row, column, lane, plane);
-  return Right{{t.r[0], t.r[2], t.r[1], t.r[3], t.r[4], t.r[6], t.r[5], t.r[7]}};
+  Right t;
+  const Operand* own = from + (row + lane % 8 + lane / 16 * 8) * pitch + column + (lane & 8);
+#pragma unroll
+  for (int part = 0; part < kParts; ++part) {
+    load_matrices(reinterpret_cast<uint32_t (&)[4]>(t.r[4 * part]), own + part * plane);
+  }
+  return t;
 }
 
 // The transposed tile: its rows are the array's columns.
 __device__ __forceinline__ Right load_right_transposed(const Operand* from, int pitch, int row, int column, int lane,
-                                                       int) {
+                                                       int plane) {
   Right t;
-  const Operand* own = from + (row + 2 * (lane % 4)) * pitch + column + lane / 4;
+  const Operand* own = from + (row + lane % 16) * pitch + column + lane / 16 * 8;
 #pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    t.r[4 * half] = to_tf32(own[8 * half * pitch]);
-    t.r[4 * half + 1] = to_tf32(own[(8 * half + 1) * pitch]);
-    t.r[4 * half + 2] = to_tf32(own[8 * half * pitch + 8]);
-    t.r[4 * half + 3] = to_tf32(own[(8 * half + 1) * pitch + 8]);
+  for (int part = 0; part < kParts; ++part) {
+    load_matrices_transposed(reinterpret_cast<uint32_t (&)[4]>(t.r[4 * part]), own + part * plane);
   }
   return t;
+}
+
+__device__ __forceinline__ float2 unpack(uint32_t two, __nv_bfloat16) {
+  return make_float2(__uint_as_float(two << 16), __uint_as_float(two & 0xffff0000u));
+}
+__device__ __forceinline__ float2 unpack(uint32_t two, __half) {
+  const __half2_raw raw{static_cast<unsigned short>(two), static_cast<unsigned short>(two >> 16)};
+  return __half22float2(__half2(raw));
+}
+
+template <typename Side>
+__device__ __forceinline__ void pack_word(Side& t, int word, float left, float right) {
+  t.r[word] = pack2(left, right, Operand());
+  if constexpr (kParts == 2) {
+    const float2 large = unpack(t.r[word], Operand());
+    t.r[word + 4 * (kParts - 1)] = pack2(left - large.x, right - large.y, Operand());
+  }
 }
 
 // Two tiles of 8 columns that products left.
 __device__ __forceinline__ Left pack_left(const float (&near)[4], const float (&far)[4]) {
   Left t;
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    const int from = (i & 1) * 2 + i / 2;
-    t.r[i] = to_tf32(near[from]);
-    t.r[4 + i] = to_tf32(far[from]);
-  }
+  pack_word(t, 0, near[0], near[1]);
+  pack_word(t, 1, near[2], near[3]);
+  pack_word(t, 2, far[0], far[1]);
+  pack_word(t, 3, far[2], far[3]);
   return t;
 }
 __device__ __forceinline__ Right pack_right(const float (&near)[4], const float (&far)[4]) {
   Right t;
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    t.r[i] = to_tf32(near[i]);
-    t.r[4 + i] = to_tf32(far[i]);
-  }
+  pack_word(t, 0, near[0], near[1]);
+  pack_word(t, 1, far[0], far[1]);
+  pack_word(t, 2, near[2], near[3]);
+  pack_word(t, 3, far[2], far[3]);
   return t;
 }
 
@@ -767,28 +772,274 @@ __device__ __forceinline__ Right pack_right(const float (&near)[4], const float 
 __device__ __forceinline__ Left weigh(const Right& t, float4 weight) {
   Left out;
 #pragma unroll
-  for (int word = 0; word < 8; ++word) {
-    const int from = (word & 4) + (word & 1) * 2 + (word & 2) / 2;
-    const float w = word < 4 ? (word & 2 ? weight.y : weight.x) : (word & 2 ? weight.w : weight.z);
-    out.r[word] = to_tf32(__uint_as_float(t.r[from]) * w);
+  for (int word = 0; word < 4; ++word) {
+    const int from = (word & 1) * 2 + word / 2;
+    float2 v = unpack(t.r[from], Operand());
+    if constexpr (kParts == 2) {
+      const float2 small = unpack(t.r[from + 4 * (kParts - 1)], Operand());
+      v = make_float2(v.x + small.x, v.y + small.y);
+    }
+    pack_word(out, word, v.x * (word < 2 ? weight.x : weight.z), v.y * (word < 2 ? weight.y : weight.w));
   }
   return out;
 }
 
 // One element to shared memory.
-__device__ __forceinline__ void put_operand(Operand* to, Io v, int) { to[0] = v; }
-
-// Sixteen bytes of elements to shared memory, or zeros.
-__device__ __forceinline__ void copy_operands(Operand* to, const Io* from, bool there, int) {
-  copy_async_16_or_zeros(to, from, there);
+__device__ __forceinline__ void put_operand(Operand* to, Io v, int plane) {
+  const float wide = to_f32(v);
+  to[0] = from_f32<Operand>(wide);
+  if constexpr (kParts == 2) to[plane] = from_f32<Operand>(wide - to_f32(to[0]));
 }
 
-// A 16 x 16 tile as it is, not rounded: rows lane / 4 and lane / 4 + 8 of columns [0, 8), then of columns [8, 16).
-__device__ __forceinline__ void read_tile(float2 (&v)[4], const Operand* from, int pitch, int row, int column, int lane,
-                                          int) {
-  const Operand* own = from + (row + lane / 4) * pitch + column + 2 * (lane % 4);
+// Sixteen bytes of elements to shared memory, or zeros.
+__device__ __forceinline__ void copy_operands(Operand* to, const Io* from, bool there, int plane) {
+  if constexpr (kParts == 2) {
+    const float4 v = there ? load4(from) : make_float4(0.f, 0.f, 0.f, 0.f);
+    Left t;
+    pack_word(t, 0, v.x, v.y);
+    pack_word(t, 1, v.z, v.w);
+    *reinterpret_cast<uint2*>(to) = make_uint2(t.r[0], t.r[1]);
+    *reinterpret_cast<uint2*>(to + plane) = make_uint2(t.r[4 * (kParts - 1)], t.r[4 * (kParts - 1) + 1]);
+  } else {
+    copy_async_16_or_zeros(to, from, there);
+  }
+}
+
+// The values of a left tile: rows lane / 4 and lane / 4 + 8 of columns [0, 8), then of columns [8, 16).
+__device__ __forceinline__ void values_of(float2 (&v)[4], const Left& t) {
 #pragma unroll
-  for (int i = 0; i < 4; ++i) v[i] = *reinterpret_cast<const float2*>(own + i % 2 * 8 * pitch + i / 2 * 8);
+  for (int i = 0; i < 4; ++i) {
+    v[i] = unpack(t.r[i], Operand());
+    if constexpr (kParts == 2) {
+      const float2 small = unpack(t.r[i + 4 * (kParts - 1)], Operand());
+      v[i] = make_float2(v[i].x + small.x, v[i].y + small.y);
+    }
+  }
+}
+
+__device__ __forceinline__ void read_tile(float2 (&v)[4], const Operand* from, int pitch, int row, int column, int lane,
+                                          int plane) {
+  values_of(v, load_left(from, pitch, row, column, lane, plane));
+}
+
+#define SSM_OPERAND "bf16"
+// Products of a warp group, four warps whose first is a multiple of 4 (sm_90a): D [64][n] += A [64][16] B^T, B
+// [n][16]. A warp has rows 16 w of A and D, in registers as for mma; A may lie in shared memory too, B always does. An
+// array in shared memory is a panel of 64 columns of 16 bits, 128 bytes a row, whose 16-byte pieces are swizzled: piece
+// i of row r is at i ^ (r % 8). `step` counts 16 along what is summed: columns of a panel whose rows are those of A or
+// B, and rows of a panel of 64 whose columns are B's rows (kTransposed), more than 64 of them in the panels behind it.
+//
+// Products run beside the warps. What they read and write is theirs from products_begin until products_wait, and stores
+// to shared memory that they read are followed by fence_for_products and a barrier.
+constexpr int kPanelColumns = 64, kPanelRowBytes = 128;
+
+// Where an element of a panel is. Columns that are some multiple of 16 further right, within the panel, are at this
+// place xor that multiple.
+__device__ __forceinline__ int swizzled(int row, int column) {
+  const uint32_t r = row, c = column;
+  return static_cast<int>(r * kPanelColumns + ((c / 8 ^ r % 8) * 8 + c % 8));
+}
+
+__device__ __forceinline__ void fence_for_products() {
+#if !defined(SSM_EMULATOR)
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+#endif
+}
+
+// A place that the compiler moves no use of these registers across.
+template <int kTiles8>
+__device__ __forceinline__ void hold(float (&d)[kTiles8][4]) {
+#if !defined(SSM_EMULATOR)
+#pragma unroll
+  for (int j = 0; j < kTiles8; ++j) {
+    asm volatile("" : "+f"(d[j][0]), "+f"(d[j][1]), "+f"(d[j][2]), "+f"(d[j][3])::"memory");
+  }
+#endif
+}
+
+__device__ __forceinline__ void products_begin() {
+#if !defined(SSM_EMULATOR)
+  asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+#endif
+}
+
+// Closes a batch of products.
+__device__ __forceinline__ void products_end() {
+#if !defined(SSM_EMULATOR)
+  asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+#endif
+}
+
+// Waits until at most so many of this warp group's batches run.
+template <int kBatches>
+__device__ __forceinline__ void products_wait() {
+#if !defined(SSM_EMULATOR)
+  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kBatches) : "memory");
+#endif
+}
+
+// The same for a number that is constant once loops are unrolled.
+__device__ __forceinline__ void products_wait_but(int batches) {
+  switch (batches) {
+    case 0:
+      products_wait<0>();
+      break;
+    case 1:
+      products_wait<1>();
+      break;
+    case 2:
+      products_wait<2>();
+      break;
+    default:
+      products_wait<3>();
+  }
+}
+
+// A panel as products name it. It may begin some multiple of 8 rows further on, and of 16 columns.
+struct Panel {
+#if defined(SSM_EMULATOR)
+  const Operand* first;
+  int column = 0;
+  explicit Panel(const Operand* panel) : first(panel) {}
+  Panel moved(int rows, int columns) const {
+    Panel p(first + rows * kPanelColumns);
+    p.column = column + columns;
+    return p;
+  }
+#else
+  uint64_t bits;
+  __device__ __forceinline__ explicit Panel(const Operand* panel) {
+    const uint32_t address = static_cast<uint32_t>(__cvta_generic_to_shared(panel));
+    // 64 rows on is the panel behind; 8 rows of 128 bytes repeat after 1024; 128-byte swizzle.
+    bits = uint64_t{(address & 0x3ffff) >> 4} | uint64_t{64 * kPanelRowBytes / 16} << 16 | uint64_t{64} << 32 |
+           uint64_t{1} << 62;
+  }
+  __device__ __forceinline__ explicit Panel(uint64_t moved) : bits(moved) {}
+  __device__ __forceinline__ Panel moved(int rows, int columns) const {
+    return Panel(bits + rows * (kPanelRowBytes / 16) + columns / 8);
+  }
+  template <bool kTransposed>
+  __device__ __forceinline__ uint64_t at(int step) const {
+    return bits + step * (kTransposed ? 16 * kPanelRowBytes / 16 : 2);
+  }
+#endif
+  __device__ __forceinline__ Panel operator+(int panels) const { return moved(64 * panels, 0); }
+};
+
+#if defined(SSM_EMULATOR)
+template <bool kTransposed>
+inline uint32_t two_of_panel(Panel panel, int step, int row, int column) {
+  if (!kTransposed) return *reinterpret_cast<const uint32_t*>(panel.first + swizzled(row, 16 * step + column));
+  row += panel.column;
+  const Operand* first = panel.first + row / kPanelColumns * 64 * kPanelColumns;
+  const auto low = *reinterpret_cast<const uint16_t*>(first + swizzled(16 * step + column, row % kPanelColumns));
+  const auto high = *reinterpret_cast<const uint16_t*>(first + swizzled(16 * step + column + 1, row % kPanelColumns));
+  return low | static_cast<uint32_t>(high) << 16;
+}
+
+template <bool kTransposed, int kTiles8>
+inline void product_of(float (&d)[kTiles8][4], const uint32_t (&left)[4], Panel b, int step) {
+  const int lane = threadIdx.x % 32, column = 2 * (lane % 4);
+  for (int j = 0; j < kTiles8; ++j) {
+    const int n = 8 * j + lane / 4;
+    mma(d[j], left, two_of_panel<kTransposed>(b, step, n, column), two_of_panel<kTransposed>(b, step, n, column + 8),
+        Operand());
+  }
+}
+
+// D += A B^T, both in shared memory and not transposed; with `fresh`, D = A B^T.
+template <int kTiles8>
+inline void product(float (&d)[kTiles8][4], Panel a, Panel b, int step, bool fresh) {
+  const int lane = threadIdx.x % 32, row = threadIdx.x / 32 % 4 * 16 + lane / 4, column = 2 * (lane % 4);
+  uint32_t left[4];
+  for (int i = 0; i < 4; ++i) left[i] = two_of_panel<false>(a, step, row + i % 2 * 8, column + i / 2 * 8);
+  for (int j = 0; fresh && j < kTiles8; ++j) d[j][0] = d[j][1] = d[j][2] = d[j][3] = 0.f;
+  product_of<false>(d, left, b, step);
+}
+
+// D += A B^T, A in registers, B transposed in shared memory.
+template <int kTiles8>
+inline void product(float (&d)[kTiles8][4], const uint32_t* a, Panel b, int step) {
+  product_of<true>(d, {a[0], a[1], a[2], a[3]}, b, step);
+}
+#else
+#define SSM_D32(d)                                                                                             \
+  "+f"(d[0][0]), "+f"(d[0][1]), "+f"(d[0][2]), "+f"(d[0][3]), "+f"(d[1][0]), "+f"(d[1][1]), "+f"(d[1][2]),     \
+      "+f"(d[1][3]), "+f"(d[2][0]), "+f"(d[2][1]), "+f"(d[2][2]), "+f"(d[2][3]), "+f"(d[3][0]), "+f"(d[3][1]), \
+      "+f"(d[3][2]), "+f"(d[3][3]), "+f"(d[4][0]), "+f"(d[4][1]), "+f"(d[4][2]), "+f"(d[4][3]), "+f"(d[5][0]), \
+      "+f"(d[5][1]), "+f"(d[5][2]), "+f"(d[5][3]), "+f"(d[6][0]), "+f"(d[6][1]), "+f"(d[6][2]), "+f"(d[6][3]), \
+      "+f"(d[7][0]), "+f"(d[7][1]), "+f"(d[7][2]), "+f"(d[7][3])
+#define SSM_D32_NAMES                                                                                               \
+  "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, " \
+  "%24, %25, %26, %27, %28, %29, %30, %31}"
+
+__device__ __forceinline__ void product(float (&d)[8][4], Panel a, Panel b, int step, bool fresh) {
+  asm volatile("{\n.reg .pred p;\nsetp.eq.b32 p, %34, 0;\nwgmma.mma_async.sync.aligned.m64n64k16.f32." SSM_OPERAND
+               "." SSM_OPERAND " " SSM_D32_NAMES ", %32, %33, p, 1, 1, 0, 0;\n}\n"
+               : SSM_D32(d)
+               : "l"(a.at<false>(step)), "l"(b.at<false>(step)), "r"(static_cast<int>(fresh))
+               : "memory");
+}
+
+__device__ __forceinline__ void product(float (&d)[8][4], const uint32_t* a, Panel b, int step) {
+  asm volatile("wgmma.mma_async.sync.aligned.m64n64k16.f32." SSM_OPERAND "." SSM_OPERAND " " SSM_D32_NAMES
+               ", {%32, %33, %34, %35}, %36, 1, 1, 1, 1;\n"
+               : SSM_D32(d)
+               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b.at<true>(step))
+               : "memory");
+}
+#endif
+
+// Four 8 x 8 matrices of 16 bits to shared memory: lane l gives the address of row l % 8 of matrix l / 8, and has
+// columns 2 (l % 4) + {0, 1} of row l / 4 of each.
+__device__ __forceinline__ void store_matrices(Operand* row, const uint32_t (&r)[4]) {
+#if defined(SSM_EMULATOR)
+  const int lane = threadIdx.x % 32;
+  for (int i = 0; i < 4; ++i) {
+    const auto own = __shfl_sync(kWholeWarp, reinterpret_cast<unsigned long long>(row), 8 * i + lane / 4);
+    *reinterpret_cast<uint32_t*>(reinterpret_cast<Operand*>(own) + 2 * (lane % 4)) = r[i];
+  }
+#else
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(
+                   static_cast<uint32_t>(__cvta_generic_to_shared(row))),
+               "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3])
+               : "memory");
+#endif
+}
+
+using HeadRows = float[kHeadDim / 8][4];  // 16 tokens of a head's rows, as a warp has them
+// Barriers by number, for some of a block's warps: a warp counts as 32 threads, and a phase of a barrier is over when
+// `threads` have come to it. Number 0 is __syncthreads. One that arrives does not wait; what it did before is seen by
+// those that wait. A barrier is come to again only when its phase before is known to be over.
+__device__ __forceinline__ void barrier_wait(int number, int threads) {
+#if defined(SSM_EMULATOR)
+  emu_named_barrier(number, threads, true);
+#else
+  asm volatile("barrier.sync.aligned %0, %1;" ::"r"(number), "r"(threads) : "memory");
+#endif
+}
+
+__device__ __forceinline__ void barrier_arrive(int number, int threads) {
+#if defined(SSM_EMULATOR)
+  emu_named_barrier(number, threads, false);
+#else
+  asm volatile("barrier.arrive.aligned %0, %1;" ::"r"(number), "r"(threads) : "memory");
+#endif
+}
+
+// Moves registers between the warp groups of a block (sm_90a): those that give some up come first, and those that ask
+// for more wait until there are as many. Each number is what a thread has from here on, a multiple of 8 from 24 to 256.
+template <int kRegisters>
+__device__ __forceinline__ void give_up_registers() {
+#if !defined(SSM_EMULATOR)
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));
+#endif
+}
+template <int kRegisters>
+__device__ __forceinline__ void ask_for_registers() {
+#if !defined(SSM_EMULATOR)
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));
+#endif
 }
 
 constexpr int kTiles = kChunk / 16;             // tiles of 16 tokens in a chunk
@@ -796,7 +1047,8 @@ constexpr int kTileRows = kRows / 16;           // tiles of 16 rows of a warp
 constexpr int kTileColumns = kDState / 16;      // tiles of 16 columns of a row
 constexpr int kHeadWarps = kHeadDim / kRows;    // warps of a head
 
-// What a block works on: some heads of one group, over one segment of a sequence.
+// What a block works on: some heads of one group, over one segment of a sequence or, in the first of two launches, over
+// one of the kGatherCuts that a segment is cut in again; what follows calls that a segment too.
 struct Block {
   int entry, segment;
   int begin, end;            // tokens of the sequence
@@ -804,13 +1056,13 @@ struct Block {
   bool padding;
   int group, head, heads;    // first head, and how many there are
   int chunks, first, last;   // chunks of the sequence, and the segment's own
-  int segments;              // that are not empty
+  int segments;              // that are not empty, the last not cut
   int unused;                // tokens from here on belong to no sequence
 };
 
 __device__ __forceinline__ int64_t blocks_of(const ScanArgs& a, int segments) {
-  const int runs = (a.heads / a.groups + kHeads - 1) / kHeads;
-  // NOTE: opaque, so that the number is not kept in a register from item to item.
+  // NOTE: opaque, so that neither number is kept in a register from item to item.
+  const int runs = (opaque(a.heads * kPartsOfHead) / a.groups + kHeads - 1) / kHeads;
   return static_cast<int64_t>(max(opaque(a.sequences), 1)) * segments * a.groups * runs;
 }
 
@@ -819,14 +1071,14 @@ __device__ __forceinline__ int64_t quotient(int64_t a, int b) {
   return a <= 0x7fffffff ? static_cast<int64_t>(static_cast<uint32_t>(a) / static_cast<uint32_t>(b)) : a / b;
 }
 
-__device__ __forceinline__ Block find_block(const ScanArgs& a, int64_t item, int segments) {
-  const int of_group = a.heads / a.groups, runs = (of_group + kHeads - 1) / kHeads;
+__device__ __forceinline__ Block find_block(const ScanArgs& a, int64_t item, int segments, int cuts) {
+  const int of_group = opaque(a.heads * kPartsOfHead) / a.groups, runs = (of_group + kHeads - 1) / kHeads;
   const int of_segment = a.groups * runs;
   const int64_t row = quotient(item, of_segment);
   const int place = static_cast<int>(item - row * of_segment);
   Block b;
-  b.entry = static_cast<int>(quotient(row, segments));
-  b.segment = static_cast<int>(row - static_cast<int64_t>(b.entry) * segments);
+  b.entry = static_cast<int>(quotient(row, segments * cuts));
+  b.segment = static_cast<int>(row - static_cast<int64_t>(b.entry) * segments * cuts);
   b.group = place / runs;
   const int before = (place - b.group * runs) * kHeads;
   b.head = b.group * of_group + before;
@@ -842,10 +1094,11 @@ __device__ __forceinline__ Block find_block(const ScanArgs& a, int64_t item, int
   b.write = __shfl_sync(kWholeWarp, b.padding ? -1 : final_slot(a, e, initial), 0);
   const int tokens = max(b.end - b.begin, 0);
   b.chunks = (tokens + kChunk - 1) / kChunk;
-  const int each = max((b.chunks + kSegments - 1) / kSegments, 1);
+  constexpr int kCuts = kSegments * kGatherCuts;
+  const int whole = max((b.chunks + kCuts - 1) / kCuts, 1) * kGatherCuts, each = whole / cuts;
   b.first = min(b.segment * each, b.chunks);
   b.last = min(b.first + each, b.chunks);
-  b.segments = max((b.chunks + each - 1) / each, 1);
+  b.segments = (max((b.chunks + whole - 1) / whole, 1) - 1) * cuts + 1;
   return b;
 }
 
@@ -1002,71 +1255,101 @@ __device__ __forceinline__ float4 weights(const Decays& w, int tile, int lane) {
   return make_float4(near.x * after, near.y * after, far.x * after, far.y * after);
 }
 
-// NOTE: 16 bytes more than a row needs put the eight rows that one matrix load reads into different banks.
-template <int kColumns>
-__device__ __forceinline__ constexpr int pitch_of() {
-  return kColumns + 16 / static_cast<int>(sizeof(Operand));
-}
+constexpr int kCarriers = 4;  // warps that carry the state
+constexpr int kWriterGroups = (kWarps - kCarriers) / 4;  // warp groups that bring tokens and write y, in turn
+constexpr int kBlockRows = kHeads * kHeadDim;      // rows of a block: the first carriers have 16 each, others none
+constexpr bool kWholeGroups = kHeadDim % 64 == 0;  // all rows of a warp group are of one head
+constexpr int kPanel = kChunk * kPanelColumns;
+constexpr int kStatePanel = kBlockRows * kPanelColumns;
+constexpr int kGatherStages = 3;  // kStages where no y is written
+constexpr int kClocks = 3;        // chunks whose decays are kept: that of y, that of the state, and the one ahead
+
+// Registers of a thread: as launched, and once the two kinds of warps have shared them out.
+constexpr int kThreadRegisters = 168, kCarrierRegisters = 232;
+constexpr int kWriterRegisters = 136;
+// Arrays of 64 tokens as panels of 64 columns.
 template <int kColumns>
 __device__ __forceinline__ constexpr int plane_of() {
-  return kChunk * pitch_of<kColumns>();
+  return 0;
 }
 template <int kColumns>
 __device__ __forceinline__ int offset_of(int token, int column) {
-  return token * pitch_of<kColumns>() + column;
+  const uint32_t c = column;
+  return c / kPanelColumns * kPanel + swizzled(token, c % kPanelColumns);
 }
 
-constexpr int kPairs = kTiles * (kTiles + 1) / 2;  // pairs of tiles of tokens, the later one's looking back
-constexpr int kTogether = 2;  // tiles of tokens whose y a warp sums at the same time
+// Shared memory of a block, in bytes from its start. Panels are at multiples of 1024 bytes. Where no y is written
+// there is no C, and nothing behind the stages.
+constexpr int kOffsetNotes = kClocks * kHeads * static_cast<int>(sizeof(Decays));
+constexpr int kOffsetBlock = kOffsetNotes + kCarriers * static_cast<int>(sizeof(Note));
+constexpr int kOffsetStages = (kOffsetBlock + static_cast<int>(sizeof(Block)) + 1023) / 1024 * 1024;
+constexpr int kOffsetX = kDState * kChunk * 2;  // in a stage, behind B
+constexpr int kOffsetC = kOffsetX + (kBlockRows + 63) / 64 * kPanel * 2;
+constexpr int kStageBytes = kOffsetC + kDState * kChunk * 2;
+constexpr int kOffsetStates = kOffsetStages + kStages * kStageBytes;
+constexpr int kOffsetRows = kOffsetStates + 2 * kBlockRows * kDState * 2;
+constexpr int kRowsColumns = 32;  // of y that a warp turns into whole rows at a time
+constexpr int kSharedBytes = kOffsetRows + 4 * kWriterGroups * 16 * kRowsColumns * 2;
+static_assert(kSharedBytes == 225280, "the spec and the kernel agree on shared memory");
+static_assert(kOffsetStages + kGatherStages * kOffsetC == 126976, "and on that of the first launch");
 
-// Shared memory of a block, in bytes from its start.
-constexpr int kOffsetC = kParts * plane_of<kDState>() * static_cast<int>(sizeof(Operand));
-constexpr int kOffsetX = 2 * kOffsetC;
-constexpr int kStageBytes = kOffsetX + kParts * plane_of<kHeads * kHeadDim>() * static_cast<int>(sizeof(Operand));
-constexpr int kOffsetScores = kStages * kStageBytes;
-constexpr int kOffsetDecays = kOffsetScores + kHeads * kPairs * 32 * static_cast<int>(sizeof(Left));
-constexpr int kOffsetNotes = kOffsetDecays + 2 * kHeads * static_cast<int>(sizeof(Decays));
-constexpr int kOffsetBlock = kOffsetNotes + kWarps * static_cast<int>(sizeof(Note));
-constexpr int kSharedBytes = kOffsetBlock + static_cast<int>(sizeof(Block));
-static_assert(kSharedBytes == 89468, "the spec and the kernel agree on shared memory");
-
-extern __shared__ __align__(16) unsigned char shared_memory[];
+extern __shared__ __align__(1024) unsigned char shared_memory[];
 
 // Where a chunk's tokens are in shared memory.
 template <bool kOutput>
 __device__ __forceinline__ int stage_of(int chunk) {
-  return chunk % kStages;
+  return kOffsetStages + (kOutput ? chunk % kStages * kStageBytes : chunk % kGatherStages * kOffsetC);
 }
-__device__ __forceinline__ Operand* tokens_B(int stage) {
-  return reinterpret_cast<Operand*>(shared_memory + stage * kStageBytes);
-}
+__device__ __forceinline__ Operand* tokens_B(int stage) { return reinterpret_cast<Operand*>(shared_memory + stage); }
 __device__ __forceinline__ Operand* tokens_C(int stage) {
-  return reinterpret_cast<Operand*>(shared_memory + stage * kStageBytes + kOffsetC);
+  return reinterpret_cast<Operand*>(shared_memory + stage + kOffsetC);
 }
 __device__ __forceinline__ Operand* tokens_x(int stage) {
-  return reinterpret_cast<Operand*>(shared_memory + stage * kStageBytes + kOffsetX);
+  return reinterpret_cast<Operand*>(shared_memory + stage + kOffsetX);
 }
-__device__ __forceinline__ Left* scores(int head, int pair) {
-  return reinterpret_cast<Left*>(shared_memory + kOffsetScores) + (head * kPairs + pair) * 32;
+// The state of the block's rows before the chunk, rounded: panels of all rows and 64 columns.
+__device__ __forceinline__ Operand* rounded_state(int chunk) {
+  return reinterpret_cast<Operand*>(shared_memory + kOffsetStates) + (chunk & 1) * kBlockRows * kDState;
 }
 __device__ __forceinline__ Decays& decays(int chunk, int head) {
-  return reinterpret_cast<Decays*>(shared_memory + kOffsetDecays)[(chunk & 1) * kHeads + head];
+  return reinterpret_cast<Decays*>(shared_memory)[chunk % kClocks * kHeads + head];
 }
 __device__ __forceinline__ Note& note_of(int warp) {
   return reinterpret_cast<Note*>(shared_memory + kOffsetNotes)[warp];
 }
 
-// x of 16 tokens and of the 16 rows at `row + further` of the block's.
+// x of 16 tokens and of the 16 rows at `row + further` of the block's; `row` begins a head.
 __device__ __forceinline__ void read_x(float2 (&v)[4], int stage, int token, int row, int further, int lane) {
-  read_tile(v, tokens_x(stage), pitch_of<kHeads * kHeadDim>(), token, row + further, lane,
-            plane_of<kHeads * kHeadDim>());
+  Left t;
+  const int first = offset_of<kBlockRows>(token + lane % 16, row + lane / 16 * 8);
+  load_matrices(t.r, tokens_x(stage) + further / kPanelColumns * kPanel + (first ^ further % kPanelColumns));
+  values_of(v, t);
 }
 
+// Sixteen tokens of y, kRowsColumns of their rows, on the way from a warp's products to whole rows in memory: piece i
+// of 8 columns of token t is at i ^ (t / 2 % 4), so that neither side meets itself in a bank.
+__device__ __forceinline__ Io* y_piece(int writer, int token, int piece) {
+  Io* own = reinterpret_cast<Io*>(shared_memory + kOffsetRows) + writer * 16 * kRowsColumns;
+  return own + token * kRowsColumns + (piece ^ static_cast<uint32_t>(token) / 2 % 4) * 8;
+}
+
+// Barriers, two of each for the chunks in turn. Those that carry the state and those that bring tokens and write y wait
+// for each other only where one hands over to the other.
+constexpr int kHandOver = 32 * kCarriers + 128;
+enum Meeting : int {
+  kLoaded = 1,           // a chunk and its decays are there
+  kReady = kLoaded + 2,  // so is the state before it, and the chunk before has been read
+  kLooked = kReady + 2,  // those that write y need the state before the chunk and its decays no more
+  kTaken = kLooked + 2,  // the state behind the chunk has been summed
+  kWritten = kTaken + 2  // a warp group that writes y needs its chunk no more
+};
+
 // What the block works on, in shared memory: it spares registers, and one warp finds it for all.
-__device__ __forceinline__ const Block& share_block(const ScanArgs& a, int64_t item, int segments) {
+__device__ __forceinline__ const Block& share_block(const ScanArgs& a, int64_t item, int segments,
+                                                    int cuts) {
   Block& shared = *reinterpret_cast<Block*>(shared_memory + kOffsetBlock);
   if (threadIdx.x < 32) {
-    const Block found = find_block(a, item, segments);
+    const Block found = find_block(a, item, segments, cuts);
     if (threadIdx.x == 0) shared = found;
   }
   __syncthreads();
@@ -1077,19 +1360,27 @@ __device__ __forceinline__ const Block& share_block(const ScanArgs& a, int64_t i
 template <int kColumns, int kTurn>
 __device__ __forceinline__ int later_offset(int token, int column, int later) {
   if constexpr (kTurn % 8 == 0) return offset_of<kColumns>(token, column) + offset_of<kColumns>(later, 0);
+  // Token kTurn of the pattern is token 0 of it with one bit of its piece's place turned.
+  if constexpr (kTurn == 4) {
+    return (offset_of<kColumns>(token, column) ^ offset_of<kColumns>(later % 8, 0)) +
+           offset_of<kColumns>(later - later % 8, 0);
+  }
   return offset_of<kColumns>(token + later, column);
 }
 
-// How the stage threads share the tokens of one array: a thread has the same 16-byte piece of every kAtOnce-th token.
-template <int kColumns>
+// How some threads share the tokens of one array: a thread has the same 16-byte piece of every kAtOnce-th token.
+template <int kColumns, int kSharers>
 struct Share {
   static constexpr int kPiece = 16 / sizeof(Io), kPieces = kColumns / kPiece;
-  static constexpr int kAtOnce = kStageThreads / kPieces;  // tokens
-  static_assert(kPieces <= kStageThreads, "a pass of the block covers whole tokens");
+  // Tokens, whole turns of the pattern where there are as many threads.
+  static constexpr int kTurns = kPieces <= kSharers / 8 ? 8 : 1;
+  static constexpr int kAtOnce = kSharers / kPieces / kTurns * kTurns;
+  static_assert(kPieces <= kSharers, "a pass of the block covers whole tokens");
   static constexpr int kPlane = plane_of<kColumns>();
 
-  // A whole chunk; `from` is the thread's piece of its first token and moves to the next chunk's.
-  static __device__ __forceinline__ void copy(Operand* to, const Io*& from, int64_t stride, int columns, int thread) {
+  // A whole chunk; `from` is the thread's piece of its first token and moves `ahead` tokens on.
+  static __device__ __forceinline__ void copy(Operand* to, const Io*& from, int64_t stride, int columns, int ahead,
+                                              int thread) {
     const int first = static_cast<uint32_t>(thread) / kPieces, c = static_cast<uint32_t>(thread) % kPieces * kPiece;
     const int64_t step = kAtOnce * stride;
     const Io* next = from;
@@ -1101,7 +1392,7 @@ struct Share {
         next += step;
       }
     }
-    from += kChunk * stride;
+    from += ahead * stride;
   }
 
   // The same for a chunk that the sequence ends in, zeros behind its `count` tokens, or for arrays that take no
@@ -1118,7 +1409,7 @@ struct Share {
       return;
     }
 #pragma unroll 1
-    for (int i = thread; i < kChunk * kColumns; i += kStageThreads) {
+    for (int i = thread; i < kChunk * kColumns; i += kSharers) {
       const int t = i / kColumns, c = i - t * kColumns;
       if (c < columns) {
         put_operand(to + offset_of<kColumns>(t, c), t < count ? from[t * stride + c] : from_f32<Io>(0.f), kPlane);
@@ -1133,47 +1424,57 @@ struct Share {
   }
 };
 
-// Brings the tokens of a segment to shared memory, chunk by chunk, by kStageThreads threads; without kOutput
+// Brings the tokens of a segment to shared memory, every kEvery-th chunk, by kSharers threads; without kOutput
 // all but C.
-template <bool kOutput>
+template <bool kOutput, int kSharers = kStageThreads, int kEvery = 1>
 struct Tokens {
+  using Columns = Share<kDState, kSharers>;
+  using Values = Share<kHeads * kHeadDim, kSharers>;
   const Io *B, *C, *x;  // this thread's pieces of the next chunk
   int next;
-  bool whole;  // all arrays take 16-byte accesses
 
   __device__ __forceinline__ Tokens(const ScanArgs& a, const Block& b, int chunk, int thread) {
     const int64_t t0 = b.begin + static_cast<int64_t>(chunk) * kChunk;
     const int64_t column = static_cast<int64_t>(b.group) * kDState, row = static_cast<int64_t>(b.head) * kHeadDim;
-    B = Share<kDState>::own(a.B, a.B_stride, t0, column, thread);
-    C = Share<kDState>::own(a.C, a.C_stride, t0, column, thread);
-    x = Share<kHeads * kHeadDim>::own(a.x, a.x_stride, t0, row, thread);
+    B = Columns::own(a.B, a.B_stride, t0, column, thread);
+    C = Columns::own(a.C, a.C_stride, t0, column, thread);
+    x = Values::own(a.x, a.x_stride, t0, row, thread);
     next = chunk;
-    constexpr uint32_t kVectors = kFlagVectorB | kFlagVectorX | (kOutput ? kFlagVectorC : 0u);
-    whole = (a.flags & kVectors) == kVectors;
   }
 
-  // Asks for the next chunk as one group of copies, an empty one behind the segment's last.
+  // Asks for the next chunk as one group of copies, an empty one behind the segment's last; or for B and C alone, then
+  // for x.
+  template <bool kKeys = true, bool kValues = true>
   __device__ __forceinline__ void stage(const ScanArgs& a, const Block& b, int thread) {
-    const int64_t t0 = b.begin + static_cast<int64_t>(next) * kChunk;
-    const int at = stage_of<kOutput>(next);
+    stage_at<kKeys, kValues>(a, b, stage_of<kOutput>(next), thread);
+  }
+  template <bool kKeys = true, bool kValues = true>
+  __device__ __forceinline__ void stage_at(const ScanArgs& a, const Block& b, int at, int thread) {
+    constexpr uint32_t kVectors = kFlagVectorB | kFlagVectorX | (kOutput ? kFlagVectorC : 0u);
     if (next >= b.last) {
-    } else if (whole && t0 + kChunk <= b.end) {
-      Share<kDState>::copy(tokens_B(at), B, a.B_stride, kDState, thread);
-      if (kOutput) Share<kDState>::copy(tokens_C(at), C, a.C_stride, kDState, thread);
-      Share<kHeads * kHeadDim>::copy(tokens_x(at), x, a.x_stride, b.heads * kHeadDim, thread);
+    } else if ((a.flags & kVectors) == kVectors &&
+               static_cast<uint32_t>(next) < static_cast<uint32_t>(b.end - b.begin) / kChunk) {
+      if (kKeys) Columns::copy(tokens_B(at), B, a.B_stride, kDState, kEvery * kChunk, thread);
+      if (kKeys && kOutput) Columns::copy(tokens_C(at), C, a.C_stride, kDState, kEvery * kChunk, thread);
+      if (kValues) Values::copy(tokens_x(at), x, a.x_stride, b.heads * kHeadDim, kEvery * kChunk, thread);
     } else {
+      const int64_t t0 = b.begin + static_cast<int64_t>(next) * kChunk;
       const int count = static_cast<int>(min(static_cast<int64_t>(kChunk), b.end - t0));
       const int64_t column = static_cast<int64_t>(b.group) * kDState, row = static_cast<int64_t>(b.head) * kHeadDim;
-      Share<kDState>::copy_part(tokens_B(at), static_cast<const Io*>(a.B) + t0 * a.B_stride + column, a.B_stride,
-                                a.flags & kFlagVectorB, count, kDState, thread);
-      if (kOutput) {
-        Share<kDState>::copy_part(tokens_C(at), static_cast<const Io*>(a.C) + t0 * a.C_stride + column, a.C_stride,
+      if (kKeys) {
+        Columns::copy_part(tokens_B(at), static_cast<const Io*>(a.B) + t0 * a.B_stride + column, a.B_stride,
+                                  a.flags & kFlagVectorB, count, kDState, thread);
+      }
+      if (kKeys && kOutput) {
+        Columns::copy_part(tokens_C(at), static_cast<const Io*>(a.C) + t0 * a.C_stride + column, a.C_stride,
                                   a.flags & kFlagVectorC, count, kDState, thread);
       }
-      Share<kHeads * kHeadDim>::copy_part(tokens_x(at), static_cast<const Io*>(a.x) + t0 * a.x_stride + row, a.x_stride,
-                                          a.flags & kFlagVectorX, count, b.heads * kHeadDim, thread);
+      if (kValues) {
+        Values::copy_part(tokens_x(at), static_cast<const Io*>(a.x) + t0 * a.x_stride + row,
+                                            a.x_stride, a.flags & kFlagVectorX, count, b.heads * kHeadDim, thread);
+      }
     }
-    ++next;
+    next += kEvery;
     copy_async_commit();
   }
 
@@ -1261,77 +1562,161 @@ struct Rows {
   }
 };
 
-// States between the two launches: of each sequence its initial one and, for all segments but the last, what the
-// segment adds to a state of zeros (the first segment: what it makes of the initial state); and the segments' decays.
-struct Kept {
-  float4* states;
-  Sum* sums;
-
-  __device__ __forceinline__ Kept(const ScanArgs& a, const Block& b) {
-    const int64_t by_sequence = static_cast<int64_t>(a.sequences) * kSegments;
-    const int64_t by_token = a.tokens / kChunk + static_cast<int64_t>(a.sequences);
-    const bool few = by_sequence <= by_token;
-    const int64_t s = a.sequence_order ? a.sequence_order[b.entry] : b.entry;
-    const int64_t first = few ? s * kSegments : b.begin / kChunk + s;
-    states = static_cast<float4*>(a.workspace) + (first * a.heads + b.head) * (kHeadDim * kDState / 4);
-    sums = reinterpret_cast<Sum*>(static_cast<float4*>(a.workspace) +
-                                  min(by_sequence, by_token) * a.heads * (kHeadDim * kDState / 4)) +
-           first * a.heads + b.head;
-    heads = a.heads;
-  }
-  __device__ __forceinline__ float4* state(int index, int warp, int lane) const {
-    return states + static_cast<int64_t>(index) * heads * (kHeadDim * kDState / 4) + warp * (kRows * kDState / 4) +
-           lane;
-  }
-  __device__ __forceinline__ Sum& sum(int index, int head) const {
-    return sums[static_cast<int64_t>(index) * heads + head];
-  }
-
- private:
-  int64_t heads;
-};
-
-__device__ __forceinline__ void keep(const Rows& rows, float4* to) {
+// Leaves 64 columns of a warp's rows of the state before a chunk where products find them.
+__device__ __forceinline__ void publish(const Rows& rows, int panel, int chunk, int warp, int lane) {
+  lane = opaque(lane);  // or the addresses below are kept in registers from chunk to chunk
+  Operand* to = rounded_state(chunk) + panel * kStatePanel;
+  const int first = swizzled(16 * warp + lane % 16, lane / 16 * 8);
 #pragma unroll
-  for (int i = 0; i < kTileRows; ++i) {
+  for (int j = 0; j < 4; ++j) {
+    const Left t = pack_left(rows.s[0][8 * panel + 2 * j], rows.s[0][8 * panel + 2 * j + 1]);
+    store_matrices(to + (first ^ j * 16), t.r);
+  }
+}
+
+// 64 columns of the rows, as products sum them.
+__device__ __forceinline__ float (&columns_of(Rows& rows, int panel))[8][4] {
+  return reinterpret_cast<float(&)[8][4]>(rows.s[0][8 * panel]);
+}
+
+// The state behind a chunk from the one before it, 64 columns at a time; a warp that is not `present` keeps zeros.
+// `beside` is called while products run, and `leave` with each 64 columns when they are there, which without kOutput is
+// when all are.
+template <bool kOutput, typename Beside, typename Leave>
+__device__ __forceinline__ void advance_state(Rows& rows, int stage, int chunk, bool present, int local, int row,
+                                              int lane, const Beside& beside, const Leave& leave) {
+  constexpr int kPanels = kDState / 64;
+  Left x[kTiles]{};
+  float decay = 0.f;
+  if (kWholeGroups || present) {
+    const Decays& w = decays(chunk, local);
 #pragma unroll
-    for (int j = 0; j < 2 * kTileColumns; ++j) {
-      const float* v = rows.s[i][j];
-      to[32 * (i * 2 * kTileColumns + j)] = make_float4(v[0], v[1], v[2], v[3]);
+    for (int k = 0; k < kTiles; ++k) {
+      Right t;
+      const int token = 16 * k + lane % 16, place = local * kHeadDim + row + lane / 16 * 8;
+      load_matrices_transposed(t.r, tokens_x(stage) + offset_of<kBlockRows>(token, place));
+      x[k] = weigh(t, weights(w, k, lane));
+    }
+    decay = exp2_fast(w.between(0, kTiles));
+  }
+  const Panel keys(tokens_B(stage));
+  if (!kOutput) rows.scale(decay);
+#pragma unroll
+  for (int n = 0; n < kPanels; ++n) {
+    float(&s)[8][4] = columns_of(rows, n);
+#pragma unroll
+    for (int i = 0; kOutput && i < 32; ++i) s[i / 4][i % 4] *= decay;
+    hold(s);
+    if (kOutput || n == 0) products_begin();
+#pragma unroll
+    for (int k = 0; k < kTiles; ++k) product(s, x[k].r, keys + n, k);
+    if (kOutput || n == kPanels - 1) products_end();
+  }
+  beside();
+#pragma unroll
+  for (int n = 0; n < kPanels; ++n) {
+    products_wait_but(kOutput ? kPanels - 1 - n : 0);
+    hold(columns_of(rows, n));
+    leave(n);
+  }
+}
+
+// Scores of 16 tokens, tile kLater of a chunk: those of each tile before it and of itself, zeros behind.
+template <int kLater>
+__device__ __forceinline__ void decay_scores(const Decays& w, const float (&near)[8][4], Left (&scores)[kTiles],
+                                             int lane) {
+  const int q = 16 * kLater + lane / 4, k = 2 * (lane % 4);
+  scores[kLater] = decayed(w, near[2 * kLater], near[2 * kLater + 1], kLater, lane);
+  float upper = w.since[q], lower = w.since[q + 8];
+#pragma unroll
+  for (int tile = kLater - 1; tile >= 0; --tile) {
+    float part[2][4];
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const float(&v)[4] = near[2 * tile + half];
+      const float2 until = *reinterpret_cast<const float2*>(&w.until[16 * tile + k + 8 * half]);
+      part[half][0] = v[0] * until.x * upper;
+      part[half][1] = v[1] * until.y * upper;
+      part[half][2] = v[2] * until.x * lower;
+      part[half][3] = v[3] * until.y * lower;
+    }
+    scores[tile] = pack_left(part[0], part[1]);
+    if (tile > 0) {
+      const float passed = exp2_fast(w.tile[tile]);
+      upper *= passed;
+      lower *= passed;
+    }
+  }
+#pragma unroll
+  for (int tile = kLater + 1; tile < kTiles; ++tile) scores[tile] = Left{};
+}
+
+// The same with the tile as a number: a text of its own for each, without a choice inside.
+__device__ __forceinline__ void decay_scores(const Decays& w, const float (&near)[8][4], int later,
+                                             Left (&scores)[kTiles], int lane) {
+  static_assert(kTiles == 4, "a warp group has a warp for each tile of tokens");
+  if (later == 0) {
+    decay_scores<0>(w, near, scores, lane);
+  } else if (later == 1) {
+    decay_scores<1>(w, near, scores, lane);
+  } else if (later == 2) {
+    decay_scores<2>(w, near, scores, lane);
+  } else {
+    decay_scores<3>(w, near, scores, lane);
+  }
+}
+
+__device__ __forceinline__ float2 load_two(const Io* p, bool vector) {
+  if (vector) return unpack(*reinterpret_cast<const uint32_t*>(p), Io());
+  return make_float2(to_f32(p[0]), to_f32(p[1]));
+}
+
+// Sixteen tokens of y and a head's rows of it, as products leave them, to memory in whole pieces of rows.
+template <bool kVector>
+__device__ __forceinline__ void store_rows(Io* into, int64_t stride, int64_t tokens, const HeadRows& y, int writer,
+                                           int lane) {
+#pragma unroll
+  for (int first = 0; first < kHeadDim; first += kRowsColumns) {
+    __syncwarp();  // the columns before have been read
+#pragma unroll
+    for (int j = 0; j < kRowsColumns / 16; ++j) {
+      const int i = first / 8 + 2 * j;
+      if (8 * i >= kHeadDim) break;
+      store_matrices(y_piece(writer, lane % 16, 2 * j + lane / 16), pack_left(y[i], y[i + 1]).r);
+    }
+    __syncwarp();
+    if (first + kRowsColumns > kHeadDim && first + 8 * (lane % 4) >= kHeadDim) break;
+    uint4 v[2];
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      v[half] = *reinterpret_cast<const uint4*>(y_piece(writer, lane / 4 + 8 * half, lane % 4));
+    }
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int token = lane / 4 + 8 * half;
+      Io* own = into + token * stride + first + 8 * (lane % 4);
+      if (token >= tokens) continue;
+      if (kVector) {
+        store_streaming(reinterpret_cast<uint4*>(own), v[half]);
+      } else {
+#pragma unroll
+        for (int i = 0; i < 8; ++i) own[i] = reinterpret_cast<const Io*>(&v[half])[i];
+      }
     }
   }
 }
 
-// rows = decay * rows + kept
-__device__ __forceinline__ void take(Rows& rows, const float4* from, float decay) {
-#pragma unroll
-  for (int i = 0; i < kTileRows; ++i) {
-#pragma unroll
-    for (int j = 0; j < 2 * kTileColumns; ++j) {
-      const float4 v = from[32 * (i * 2 * kTileColumns + j)];
-      float* s = rows.s[i][j];
-      s[0] = fmaf(decay, s[0], v.x);
-      s[1] = fmaf(decay, s[1], v.y);
-      s[2] = fmaf(decay, s[2], v.z);
-      s[3] = fmaf(decay, s[3], v.w);
-      if (j % 8 == 7) __syncwarp();  // bounds how many are asked for at once, and with them the registers
-    }
-  }
-}
-
-// The last of y for 16 tokens, as products leave it: D x, the gate, and to memory. `row` is the first of 8 *
-// kCount rows of the head, `column` the same in the block's x.
-template <int kCount>
-__device__ __forceinline__ void finish(const ScanArgs& a, const Block& b, float (&y)[kCount][4], int stage, int chunk,
-                                       int tile, int head, int row, int column, int lane) {
+// The last of y for 16 tokens and the rows of a head, as products leave it: D x, the gate, and to memory in whole
+// pieces of rows.
+__device__ __forceinline__ void finish(const ScanArgs& a, const Block& b, HeadRows& y, float skip, int stage, int chunk,
+                                       int tile, int local, int writer, int lane) {
   lane = opaque(lane);  // or the addresses below are kept in registers from chunk to chunk
   const int64_t t0 = b.begin + static_cast<int64_t>(chunk) * kChunk + 16 * tile;
   if (a.D) {
-    const float skip = a.D[head];
 #pragma unroll
-    for (int i = 0; i < kCount; i += 2) {
+    for (int i = 0; i < kHeadDim / 8; i += 2) {
       float2 x[4];  // rows lane / 4 and lane / 4 + 8 of tile i, then of tile i + 1
-      read_x(x, stage, 16 * tile, column, 8 * i, lane);
+      read_x(x, stage, 16 * tile, local * kHeadDim, 8 * i, lane);
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
         float(&v)[4] = y[i + e / 2];
@@ -1340,142 +1725,72 @@ __device__ __forceinline__ void finish(const ScanArgs& a, const Block& b, float 
       }
     }
   }
-  const int64_t place = static_cast<int64_t>(head) * kHeadDim + row + quad_column(lane);
-  const int64_t t = t0 + quad_row(lane);
-  const bool there = t < b.end;
-  float4 v[kCount];
-#pragma unroll
-  for (int i = 0; i < kCount; ++i) v[i] = to_quad(y[i], lane);
+  const int64_t place = static_cast<int64_t>(b.head + local) * kHeadDim;
   if (a.z) {
-    const Io* from = static_cast<const Io*>(a.z) + t * a.z_stride + place;
     const bool vector = a.flags & kFlagVectorZ;
 #pragma unroll
-    for (int i = 0; i < kCount; ++i) {
-      const float4 z = there ? load_four(from + 8 * i, vector) : make_float4(0.f, 0.f, 0.f, 0.f);
-      v[i] = make_float4(v[i].x * silu_fast(z.x), v[i].y * silu_fast(z.y), v[i].z * silu_fast(z.z),
-                         v[i].w * silu_fast(z.w));
+    for (int half = 0; half < 2; ++half) {
+      const int64_t t = t0 + lane / 4 + 8 * half;
+      const Io* from = static_cast<const Io*>(a.z) + t * a.z_stride + place + 2 * (lane % 4);
+#pragma unroll
+      for (int i = 0; i < kHeadDim / 8; ++i) {
+        const float2 z = t < b.end ? load_two(from + 8 * i, vector) : make_float2(0.f, 0.f);
+        y[i][2 * half] *= silu_fast(z.x);
+        y[i][2 * half + 1] *= silu_fast(z.y);
+      }
     }
   }
-  Io* into = static_cast<Io*>(a.y) + t * a.y_stride + place;
-  if (!there) return;
+  Io* into = static_cast<Io*>(a.y) + t0 * a.y_stride + place;
   if (a.flags & kFlagVectorY) {
-#pragma unroll
-    for (int i = 0; i < kCount; ++i) store_four(into + 8 * i, v[i], true);
+    store_rows<true>(into, a.y_stride, b.end - t0, y, writer, lane);
   } else {
+    store_rows<false>(into, a.y_stride, b.end - t0, y, writer, lane);
+  }
+}
+
+// y of a chunk for all rows of the block, of which a warp has 16 tokens: what the state before the chunk gives, and
+// what the chunk's own tokens give. C . B is worked out once. `beside` is called while the first sums over the chunk's
+// tokens are.
+template <typename Beside>
+__device__ __forceinline__ void write_y(const ScanArgs& a, const Block& b, int chunk, int writer, int lane,
+                                        const Beside& beside) {
+  const int stage = stage_of<true>(chunk), tile = writer % 4;
+  const Panel keys(tokens_B(stage)), queries(tokens_C(stage));
+  float near[8][4];
+  products_begin();
 #pragma unroll
-    for (int i = 0; i < kCount; ++i) store_four(into + 8 * i, v[i], false);
-  }
-}
-
-// How each token of tile `later` looks at each of tile `earlier`: C . B, decayed and times d, for each head.
-__device__ __forceinline__ void score(const Block& b, int stage, int chunk, int later, int earlier, int lane) {
-  constexpr int kPitch = pitch_of<kDState>(), kPlane = plane_of<kDState>();
-  float near[2][4] = {};  // C . B of tokens [0, 8) and [8, 16) of `earlier`
-#pragma unroll
-  for (int n = 0; n < kTileColumns; ++n) {
-    const Left c = load_left(tokens_C(stage), kPitch, 16 * later, 16 * n, lane, kPlane);
-    const Right k = load_right(tokens_B(stage), kPitch, 16 * earlier, 16 * n, lane, kPlane);
-    multiply(near[0], near[1], c, k);
-  }
-  for (int h = 0; h < b.heads; ++h) {
-    const Decays& w = decays(chunk, h);
-    scores(h, later * (later + 1) / 2 + earlier)[lane] =
-        later == earlier ? decayed(w, near[0], near[1], later, lane)
-                         : decayed(w, near[0], near[1], later, earlier, lane);
-  }
-}
-
-__device__ __forceinline__ void score_chunk(const Block& b, int stage, int chunk, int warp, int lane) {
-  for (int pair = warp; pair < kPairs; pair += kWarps) {
-    int later = 0;
-    while ((later + 1) * (later + 2) / 2 <= pair) ++later;
-    score(b, stage, chunk, later, pair - later * (later + 1) / 2, lane);
-  }
-}
-
-// y of a chunk, for the rows of one warp: what the state before the chunk gives, and what the chunk's own
-// tokens give.
-__device__ __forceinline__ void write_y(const ScanArgs& a, const Block& b, const Rows& rows, int stage, int chunk,
-                                        int local, int row, int lane) {
-  constexpr int kPitch = pitch_of<kDState>(), kPlane = plane_of<kDState>();
-  constexpr int kPitchX = pitch_of<kHeads * kHeadDim>(), kPlaneX = plane_of<kHeads * kHeadDim>();
-  const Decays& w = decays(chunk, local);
-  const int64_t t0 = b.begin + static_cast<int64_t>(chunk) * kChunk;
-  const int column = local * kHeadDim + row;  // of x in shared memory
+  for (int k = 0; k < kTileColumns; ++k) product(near, queries + k / 4, keys + k / 4, k % 4, k == 0);  // C . B
+  products_end();
+  products_wait<0>();
+  hold(near);
+  Left scores[kTiles];
 #pragma unroll 1
-  for (int tile = 0; tile < kTiles; tile += kTogether) {
-    if (t0 + 16 * tile >= b.end) break;
-    float y[kTogether][2 * kTileRows][4] = {};
+  for (int local = 0; local < b.heads; ++local) {
+    const Decays& w = decays(chunk, local);
+    const Panel state = Panel(rounded_state(chunk)).moved(local * kHeadDim, 0);
+    const Panel values = Panel(tokens_x(stage)).moved(local * kHeadDim / 64 * 64, local * kHeadDim % 64);
+    HeadRows y;
+    products_begin();
 #pragma unroll
-    for (int n = 0; n < kTileColumns; ++n) {
-      Right s[kTileRows];
-#pragma unroll
-      for (int i = 0; i < kTileRows; ++i) s[i] = pack_right(rows.s[i][2 * n], rows.s[i][2 * n + 1]);
-#pragma unroll
-      for (int m = 0; m < kTogether; ++m) {
-        const Left c = load_left(tokens_C(stage), kPitch, 16 * (tile + m), 16 * n, lane, kPlane);
-#pragma unroll
-        for (int i = 0; i < kTileRows; ++i) multiply(y[m][2 * i], y[m][2 * i + 1], c, s[i]);
-      }
+    for (int k = 0; k < kTileColumns; ++k) {
+      product(y, queries + k / 4, state.moved(k / 4 * kBlockRows, 0), k % 4, k == 0);  // C . S
     }
+    products_end();
+    decay_scores(w, near, tile, scores, lane);
+    products_wait<0>();
+    hold(y);
+    scale_rows(w, y, tile, lane);
+    if (local + 1 == b.heads && chunk + 2 < b.last) barrier_arrive(kLooked + chunk % 2, kHandOver);
+    hold(y);
+    products_begin();
 #pragma unroll
-    for (int m = 0; m < kTogether; ++m) scale_rows(w, y[m], tile + m, lane);
-#pragma unroll 1
-    for (int k = 0; k < tile; ++k) {
-      Right x[kTileRows];
-#pragma unroll
-      for (int i = 0; i < kTileRows; ++i) {
-        x[i] = load_right_transposed(tokens_x(stage), kPitchX, 16 * k, column + 16 * i, lane, kPlaneX);
-      }
-#pragma unroll
-      for (int m = 0; m < kTogether; ++m) {
-        const Left p = scores(local, (tile + m) * (tile + m + 1) / 2 + k)[lane];
-#pragma unroll
-        for (int i = 0; i < kTileRows; ++i) multiply(y[m][2 * i], y[m][2 * i + 1], p, x[i]);
-      }
-    }
-#pragma unroll
-    for (int j = 0; j < kTogether; ++j) {
-      Right x[kTileRows];
-#pragma unroll
-      for (int i = 0; i < kTileRows; ++i) {
-        x[i] = load_right_transposed(tokens_x(stage), kPitchX, 16 * (tile + j), column + 16 * i, lane, kPlaneX);
-      }
-#pragma unroll
-      for (int m = j; m < kTogether; ++m) {
-        const Left p = scores(local, (tile + m) * (tile + m + 1) / 2 + tile + j)[lane];
-#pragma unroll
-        for (int i = 0; i < kTileRows; ++i) multiply(y[m][2 * i], y[m][2 * i + 1], p, x[i]);
-      }
-    }
-#pragma unroll
-    for (int m = 0; m < kTogether; ++m) {
-      finish(a, b, y[m], stage, chunk, tile + m, b.head + local, row, column, lane);
-    }
-  }
-}
-
-// The state behind a chunk from the one before it.
-__device__ __forceinline__ void advance_state(Rows& rows, int stage, int chunk, int local, int row, int lane) {
-  constexpr int kPitch = pitch_of<kDState>(), kPlane = plane_of<kDState>();
-  constexpr int kPitchX = pitch_of<kHeads * kHeadDim>(), kPlaneX = plane_of<kHeads * kHeadDim>();
-  const Decays& w = decays(chunk, local);
-  rows.scale(exp2_fast(w.between(0, kTiles)));
-#pragma unroll (kRows * kDState > 2048 ? 2 : 4)
-  for (int k = 0; k < kTiles; ++k) {
-    const float4 weight = weights(w, k, lane);
-    Left x[kTileRows];
-#pragma unroll
-    for (int i = 0; i < kTileRows; ++i) {
-      const int column = local * kHeadDim + row + 16 * i;
-      x[i] = weigh(load_right_transposed(tokens_x(stage), kPitchX, 16 * k, column, lane, kPlaneX), weight);
-    }
-#pragma unroll
-    for (int n = 0; n < kTileColumns; ++n) {
-      const Right key = load_right_transposed(tokens_B(stage), kPitch, 16 * k, 16 * n, lane, kPlane);
-#pragma unroll
-      for (int i = 0; i < kTileRows; ++i) multiply(rows.s[i][2 * n], rows.s[i][2 * n + 1], x[i], key);
-    }
+    for (int k = 0; k < kTiles; ++k) product(y, scores[k].r, values, k);
+    products_end();
+    if (local == b.heads - 1) beside();
+    const float skip = a.D ? a.D[(b.head + local) / kPartsOfHead] : 0.f;
+    products_wait<0>();
+    hold(y);
+    finish(a, b, y, skip, stage, chunk, tile, local, writer, lane);
   }
 }
 
@@ -1484,30 +1799,14 @@ template <bool kOutput>
 __device__ __forceinline__ void load_state(const ScanArgs& a, const Block& b, Rows& rows, int local, int warp,
                                            int state_row, int lane) {
   const int64_t read = b.read;
-  const Kept kept(a, b);
-  if (kOutput && b.segments > 1) {
-    // NOTE: the slot itself may be the one that the last segment's block writes in this launch.
-    if (b.segment == 0 && read >= 0) take(rows, kept.state(0, warp, lane), 0.f);
-    for (int j = 0; j < b.segment; ++j) {
-      const Sum sum = kept.sum(j, local);
-      take(rows, kept.state(j + 1, warp, lane), exp2_fast(sum.high + sum.low));
-    }
-    return;
-  }
   if (b.segment != 0 || read < 0) return;
   rows.load_slot(a, read, state_row, lane);
-  if (!kOutput) keep(rows, kept.state(0, warp, lane));
 }
 
 // The state behind a segment: to its slot if it is the sequence's last one, else kept for the next launch.
 template <bool kOutput>
 __device__ __forceinline__ void leave_state(const ScanArgs& a, const Block& b, const Rows& rows, Sum total, int local,
                                             int own, int warp, int state_row, int lane) {
-  if (!kOutput) {
-    const Kept kept(a, b);
-    keep(rows, kept.state(b.segment + 1, warp, lane));
-    if (own == 0 && lane == 0) kept.sum(b.segment, local) = total;
-  }
   const int slot = b.last == b.chunks ? b.write : -1;
   if (kOutput && slot >= 0) {
     rows.store_slot(a, slot, max(b.end - b.begin, 0) - 1, state_row, lane, find_rounding(a.rounding_key));
@@ -1524,77 +1823,164 @@ __device__ __forceinline__ void store_checkpoint(const ScanArgs& a, const Block&
   }
 }
 
-// A segment of a sequence, chunk by chunk. With kOutput it writes y, checkpoints and the final state; without, it
-// leaves what the segment adds to the state for those that walk the later segments.
+// Carries the state of a warp group's 64 rows through a segment. It works out each chunk's decays and, for those that
+// write y, leaves the state before it.
 template <bool kOutput>
-__device__ __forceinline__ void walk(const ScanArgs& a, const Block& b) {
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  const int local = warp / kHeadWarps, own = warp - local * kHeadWarps;  // head of the block, warp of the head
-  const int row = own * kRows, head = b.head + local, state_row = head * kHeadDim + row;
-  const bool present = local < b.heads;
-
+__device__ __forceinline__ void carry_state(const ScanArgs& a, const Block& b, int warp, int lane) {
+  int local = warp / kHeadWarps, own = warp - local * kHeadWarps;  // head of the block, warp of the head
+  int row = own * kRows, head = b.head + local;
+  // NOTE: all four warps of a group take part in its products, those without rows too, as long as one has some.
+  const bool present = local < b.heads, group_present = warp / 4 * 4 / kHeadWarps < b.heads;
   Clock clock;
-  if (present) clock.start(a, head, lane, note_of(warp));
-  Tokens<kOutput> tokens(a, b, b.first, threadIdx.x);
-  if (b.first < b.last) {
-    tokens.stage_first(a, b, threadIdx.x);
-    if (present) {
-      clock.load(a, b, head, b.first, own, lane);
-      clock.turn();
-      clock.load(a, b, head, b.first + 1, own, lane);
-    }
+  if (present) {
+    clock.load(a, b, head / kPartsOfHead, b.first, own, lane);
+    clock.turn();
+    clock.start(a, head / kPartsOfHead, lane, note_of(warp));
   }
   Rows rows;
   rows.clear();
   Sum total{0.f, 0.f};
-  if (present) load_state<kOutput>(a, b, rows, local, warp, state_row, lane);
-  if (present && b.first < b.last) clock.advance(a, b, b.first, own, lane, note_of(warp), decays(b.first, local));
-
+  if (present) {
+    load_state<kOutput>(a, b, rows, local, warp, head * kHeadDim + row, lane);
+    clock.advance(a, b, b.first, own, lane, note_of(warp), decays(b.first, local));
+    clock.load(a, b, head / kPartsOfHead, b.first + 1, own, lane);
+    clock.turn();
+#pragma unroll
+    for (int panel = 0; kOutput && panel < kDState / 64; ++panel) publish(rows, panel, b.first, warp, lane);
+  }
+  bool first = true;
 #pragma unroll 1
   for (int chunk = b.first; chunk < b.last; ++chunk) {
-    const int stage = stage_of<kOutput>(chunk);
-    if (kStages == 1) {
-      __syncthreads();  // the chunk before has been read
-      tokens.stage(a, b, threadIdx.x);
+    if (kOutput) fence_for_products();
+    barrier_wait(kLoaded + chunk % 2, kHandOver);
+    barrier_arrive(kReady + chunk % 2, kHandOver);
+    const bool more = chunk + 1 < b.last;
+    const auto await_place = [&] {
+      if (kOutput && more && !first) barrier_wait(kLooked + (chunk - 1) % 2, kHandOver);
+    };
+    const auto give_back = [&] {
+      if (kOutput && chunk + kStages < b.last) barrier_arrive(kTaken + chunk % 2, kHandOver);
+    };
+    if (kWholeGroups ? present : group_present) {
+      local = opaque(warp) / kHeadWarps;  // again, rather than kept in registers from chunk to chunk
+      own = opaque(warp) - local * kHeadWarps;
+      row = own * kRows;
+      head = b.head + local;
+      const auto find_decays = [&] {  // of the next chunk, where nobody looks at those of two chunks ago any more
+        if (!kWholeGroups && !present) return;
+        if (more) clock.advance(a, b, chunk + 1, own, lane, note_of(warp), decays(chunk + 1, local));
+        clock.load(a, b, head / kPartsOfHead, chunk + 2, own, lane);
+        clock.turn();
+      };
+      const auto leave = [&](int panel) {
+        if (panel == kDState / 64 - 1) give_back();
+        if (panel == 0) await_place();
+        if (kOutput && more && (kWholeGroups || present)) publish(rows, panel, chunk + 1, warp, lane);
+      };
+      advance_state<kOutput>(rows, stage_of<kOutput>(chunk), chunk, present, local, row, lane, find_decays, leave);
+      if (!kOutput && (kWholeGroups || present)) total = add(total, Sum{decays(chunk, local).between(0, kTiles), 0.f});
+    } else {
+      give_back();
+      await_place();
     }
-    if (present) clock.turn();
-    copy_async_wait<(kStages > 1 ? kStages - 2 : 0)>();
-    __syncthreads();  // this chunk and its decays are there, and what follows them may be written over the one before
-    if (kStages > 1) tokens.stage(a, b, threadIdx.x);
-    if (present && chunk + 1 < b.last) {
-      clock.load(a, b, head, chunk + 2, own, lane);
-      clock.advance(a, b, chunk + 1, own, lane, note_of(warp), decays(chunk + 1, local));
+    first = false;
+    if (kOutput && present && a.checkpoint_slots) {
+      store_checkpoint(a, b, rows, chunk, opaque(head) * kHeadDim + row, lane);
     }
-    if (kOutput) {
-      score_chunk(b, stage, chunk, warp, lane);
-      __syncthreads();  // the scores are there
-    }
-    if (!present) continue;
-    if (kOutput) write_y(a, b, rows, stage, chunk, local, row, lane);
-    advance_state(rows, stage, chunk, local, row, lane);
-    if (!kOutput) total = add(total, Sum{decays(chunk, local).between(0, kTiles), 0.f});
-    if (kOutput && a.checkpoint_slots) store_checkpoint(a, b, rows, chunk, state_row, lane);
   }
-  if (present) leave_state<kOutput>(a, b, rows, total, local, own, warp, state_row, lane);
+  if (present) leave_state<kOutput>(a, b, rows, total, local, own, warp, opaque(head) * kHeadDim + row, lane);
 }
 
-extern "C" __global__ void __launch_bounds__(kThreads, 2)
-    ssm_ssd_n128_p64_r16_w4_c32_t8_f32_sf32_tf32_gather(const __grid_constant__ ScanArgs a) {
-  for (int turn = 0;; ++turn) {
-    const int64_t item = blockIdx.x + static_cast<int64_t>(turn) * gridDim.x;
-    if (item >= blocks_of(a, opaque(kSegments - 1))) break;
-    const Block& b = share_block(a, item, kSegments - 1);
-    if (!b.padding && b.segment + 1 < b.segments) walk<false>(a, b);
-    __syncthreads();  // shared memory is free for the next item
+// A warp group's work on the chunks that are its turn: it brings the tokens of one, and writes y of an earlier one, or
+// is further ahead where there is no y to write.
+template <bool kOutput>
+__device__ __forceinline__ void bring_tokens(const ScanArgs& a, const Block& b, int writer, int lane) {
+  constexpr int kPlaces = kOutput ? kStages : kGatherStages, kAhead = kOutput ? 1 : kPlaces - 1;
+  // Chunks that begin before any place is taken again.
+  constexpr int kFree = kPlaces - kAhead;
+#pragma unroll 1
+  for (int chunk = b.first - kAhead + (b.first - kAhead + kPlaces * kWriterGroups + writer / 4) % kWriterGroups;
+       chunk < b.last; chunk += kWriterGroups) {
+    const int next = chunk + kAhead;
+    const bool started = chunk >= b.first, more = next < b.last;
+    if (chunk >= b.first + kFree) barrier_wait(kReady + chunk % 2, kHandOver);
+    if (more) {
+      const int thread = opaque(threadIdx.x) % kStageThreads;
+      Tokens<kOutput>(a, b, next, thread).stage(a, b, thread);
+    }
+    if (started && chunk < b.first + kFree) barrier_wait(kReady + chunk % 2, kHandOver);
+    const auto hand_over = [&] {
+      if (!more) return;
+      copy_async_wait<0>();
+      fence_for_products();
+      barrier_arrive(kLoaded + next % 2, kHandOver);
+    };
+    if (kOutput && started) {
+      write_y(a, b, chunk, writer, lane, hand_over);
+    } else {
+      hand_over();
+    }
   }
 }
 
-extern "C" __global__ void __launch_bounds__(kThreads, 2)
-    ssm_ssd_n128_p64_r16_w4_c32_t8_f32_sf32_tf32_walk(const __grid_constant__ ScanArgs a) {
+// The same where y is written and each warp group has one place for the chunks of its turn: B and C of the next are
+// asked for once those of this one have been used, and x when its y is written.
+__device__ __forceinline__ void bring_to_own_place(const ScanArgs& a, const Block& b, int writer, int lane) {
+#pragma unroll 1
+  for (int chunk = b.first - kStages + (b.first + writer / 4) % kStages; chunk < b.last; chunk += kStages) {
+    const int next = chunk + kStages;
+    const bool started = chunk >= b.first, more = next < b.last;
+    const auto bring = [&](auto keys, auto values) {
+      const int thread = opaque(threadIdx.x) % kStageThreads;
+      Tokens<true>(a, b, next, thread).template stage<keys.value, values.value>(a, b, thread);
+    };
+    if (started) {
+      barrier_wait(kReady + chunk % 2, kHandOver);
+      write_y(a, b, chunk, writer, lane, [&] {
+        if (!more) return;
+        barrier_wait(kTaken + chunk % 2, kHandOver);
+        bring(std::true_type(), std::false_type());
+      });
+    }
+    if (!more) break;
+    if (started) {
+      barrier_wait(kWritten + chunk % 2, kStageThreads);  // all of the group have read x
+      bring(std::false_type(), std::true_type());
+    } else {
+      bring(std::true_type(), std::true_type());
+    }
+    copy_async_wait<0>();
+    fence_for_products();
+    barrier_arrive(kLoaded + next % 2, kHandOver);
+  }
+}
+
+// A segment of a sequence, chunk by chunk. With kOutput it writes y, checkpoints and the final state; without, it
+// leaves what the segment adds to the state for those that walk the later segments.
+template <bool kOutput>
+__device__ __forceinline__ void walk(const ScanArgs& a, const Block& b) {
+  // NOTE: from one lane, so that the compiler knows that a warp has one value.
+  const int warp = __shfl_sync(kWholeWarp, threadIdx.x / 32, 0), lane = threadIdx.x % 32;
+  if (warp < kCarriers) {
+    ask_for_registers<kCarrierRegisters>();
+    carry_state<kOutput>(a, b, warp, lane);
+    give_up_registers<kThreadRegisters>();
+  } else {
+    give_up_registers<kWriterRegisters>();
+    if constexpr (kOutput) {
+      bring_to_own_place(a, b, warp - kCarriers, lane);
+    } else {
+      bring_tokens<false>(a, b, warp - kCarriers, lane);
+    }
+    ask_for_registers<kThreadRegisters>();
+  }
+}
+extern "C" __global__ void __launch_bounds__(kThreads, 1)
+    ssm_ssd_n256_p128_r16_w12_c64_t1_bf16_sf32_sm90a_walk(const __grid_constant__ ScanArgs a) {
   for (int turn = 0;; ++turn) {
     const int64_t item = blockIdx.x + static_cast<int64_t>(turn) * gridDim.x;
     if (item >= blocks_of(a, opaque(kSegments))) break;
-    const Block& b = share_block(a, item, kSegments);
+    const Block& b = share_block(a, item, kSegments, 1);
     if (b.padding) {
       if (b.segment == 0) clear(a, b, b.begin, b.end, 1);
     } else if (b.segment < b.segments) {
