@@ -408,7 +408,7 @@ def package_(
         track=Progress,
     )
     if not (arch or family or nvcc or include_unproven):
-        package_sizes.keep(made)
+        package_sizes.keep(package_sizes.document(made))
     if json_:
         written = [path.relative_to(builder.ROOT).as_posix() for path in made.paths]
         print(

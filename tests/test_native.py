@@ -178,6 +178,7 @@ def test_two_devices_are_used_where_there_are_two(
 def test_what_is_timed_is_what_is_selected_and_recurrent() -> None:
     kernels = native.timed(select.Device("NVIDIA H200", "sm_90"))
     assert set(kernels) == set(native.POINTS)
+    assert set(native.LAUNCHED) <= set(manifest.ids())
     assert {spec.id for specs in kernels.values() for spec in specs} <= set(manifest.ids())
     for specs in kernels.values():
         assert {spec.io for spec in specs if spec.family == "recurrent"} == {"f32", "bf16"}
