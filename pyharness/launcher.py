@@ -123,6 +123,8 @@ class LoadedKernel:
         for symbol, usage in image.usage.items():
             function = ctypes.c_void_p()
             launcher.call("cuModuleGetFunction", ctypes.byref(function), module, symbol.encode())
+            # Else the driver loads it at its first launch, which a capture does not allow.
+            launcher.call("cuFuncLoad", function)
             self._functions[symbol] = function
             found = {
                 "registers": self._function_attribute(_REGISTERS, function),

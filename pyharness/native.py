@@ -594,6 +594,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             sys.stdout.write(f"{keep(options.folder)}\n")
             return 0
         folder, out = options.folder.resolve(), options.out
+        if not (folder / _LANES).is_file():
+            raise SsmError(f"a folder that `native build FOLDER` made was wanted, found none at {folder}")
         parts = prove(folder, out) if options.action == "prove" else time(folder, out)
     except SsmError as error:
         sys.stderr.write(f"error: {error}\n")
