@@ -20,6 +20,7 @@ from pyharness import (
     go_module,
     golden,
     gpus,
+    history,
     launch_cost,
     logits_table,
     models_table,
@@ -235,6 +236,7 @@ def bench(
     part = [point_named(name) for name in points.split(",") if name]
     chosen = suites.chosen(suite, family, part)
     if readme:
+        history.mark_stored()
         # Figures of whole models are the examples', not a suite's.
         names = [one.stored for one in chosen] + ([] if suite or family else [models_table.SUITE, logits_table.SUITE])
         changed = [name for name in names if figures.has(name) and readme_tables.write_page(name)]

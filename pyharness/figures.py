@@ -56,6 +56,17 @@ def read(path: Path) -> dict[str, Any]:
     return document
 
 
+#: What marks a row that was timed with an earlier build of its kernel.
+EARLIER = "earlier"
+EARLIER_SIGN = "†"
+EARLIER_TELLS = "timed with an earlier build of the kernel, whose bytes are others by now"
+
+
+def kernel_cell(row: Mapping[str, Any]) -> str:
+    """The id of a row's kernel as Markdown, with a sign where it was timed with an earlier build."""
+    return f"`{row['kernel']}`" + (f" {EARLIER_SIGN}" if row.get(EARLIER) else "")
+
+
 def is_peer(row: Mapping[str, Any]) -> bool:
     """Whether a row of a stored suite is of another package's kernel."""
     return bool(row.get("peer"))

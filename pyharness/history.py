@@ -6,20 +6,22 @@ image. A repeated measurement of the same image is noise, not history, and leave
     python -m pyharness.history FILE [FILE ...]
 
 takes in files of figures that were measured elsewhere, as `pyharness.measure.bench` stores them: each goes to its place
-in generated/bench.
+in generated/bench. What was timed there with an earlier build of a kernel, whose bytes are others by now, stays until
+it is timed again and is marked, by `invoke bench --readme`.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pyharness import figures, toolchain
+from pyharness import build, figures, manifest, toolchain
 from pyharness.errors import SsmError, exit_code
-from pyharness.figures import device_slug, fastest, ours_of, stored_path, timed_at
+from pyharness.figures import EARLIER, device_slug, fastest, ours_of, stored_path, timed_at
+from pyharness.spec import parse_id
 
 FOLDER = toolchain.ROOT / "generated" / "history"
 
@@ -98,6 +100,51 @@ def take(path: Path) -> Path:
     target = stored_path(document["device"], document["suite"])
     store(document, target)
     return target
+
+
+def images(found: Any) -> Iterator[dict[str, Any]]:
+    """Every part of a document, wherever in it, that names a kernel and its image."""
+    if isinstance(found, dict) and {"kernel", "image"} <= found.keys():
+        yield found
+    elif isinstance(found, dict | list):
+        for one in found.values() if isinstance(found, dict) else found:
+            yield from images(one)
+
+
+def is_earlier(named: Mapping[str, Any]) -> bool:
+    """Whether what names a kernel and its image names another than the kernel is compiled to now.
+
+    A kernel beside the catalogue is what its source compiles to, or nothing if there is no such kernel any more.
+    """
+    kernel, image = named["kernel"], named["image"]
+    promised = manifest.image_sha256(kernel, image["target"])
+    if not promised:
+        try:
+            promised = build.image(parse_id(kernel), image["target"]).sha256
+        except SsmError:
+            return True
+    return bool(promised != image["sha256"])
+
+
+def mark(document: dict[str, Any]) -> bool:
+    """Mark what was timed with an earlier build, and nothing else; whether that changed the document."""
+    before = json.dumps(document)
+    for named in images(document):
+        named.pop(EARLIER, None)
+        if is_earlier(named):
+            named[EARLIER] = True
+    return json.dumps(document) != before
+
+
+def mark_stored(folder: Path = figures.BENCH) -> list[str]:
+    """Mark all stored figures; gives the suites that changed."""
+    changed = []
+    for path in sorted(folder.glob("*/*.json")):
+        document = json.loads(path.read_text(encoding="utf-8"))
+        if mark(document):
+            toolchain.publish_json(path, document)
+            changed.append(path.stem)
+    return changed
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

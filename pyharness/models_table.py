@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from pyharness.figures import EARLIER, kernel_cell
 from pyharness.markdown import wrapped
 
 #: The name of the stored file.
@@ -38,6 +39,7 @@ def rows(document: Mapping[str, Any]) -> list[dict[str, Any]]:
                     "point": name,
                     "scan": row["scan"],
                     "kernel": row["kernel"],
+                    EARLIER: row.get(EARLIER, False),
                     "scan_us": row["scan_us"],
                     "scans_us": scans,
                     "layer_us": row["us"],
@@ -72,7 +74,7 @@ def table(document: Mapping[str, Any]) -> str:
         cells = (
             step,
             _SCANS[row["scan"]],
-            f"`{row['kernel']}`",
+            kernel_cell(row),
             f"{row['scan_us']:.1f}",
             f"{row['scans_us']:.0f}",
             f"{row['layer_us']:.1f}",

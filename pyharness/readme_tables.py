@@ -9,12 +9,15 @@ from typing import Any
 from pyharness import gaps, logits_table, manifest, models_table, toolchain
 from pyharness.figures import (
     BENCH,
+    EARLIER_SIGN,
+    EARLIER_TELLS,
     best_peer,
     dates,
     days,
     fastest,
     fastest_of_ours,
     is_peer,
+    kernel_cell,
     ours_of,
     points,
     state_mib,
@@ -53,7 +56,8 @@ def readme_table(suite: str, folder: Path = BENCH) -> str:
         logits_table.SUITE: logits_table.table,
     }
     table_of = tables.get(suite, _device_table)
-    return "\n\n".join(table_of(document) for document in stored(suite, folder))
+    shown = "\n\n".join(table_of(document) for document in stored(suite, folder))
+    return f"{shown}\n\n{EARLIER_SIGN}: {EARLIER_TELLS}." if f" {EARLIER_SIGN} " in shown else shown
 
 
 def _title(document: Mapping[str, Any]) -> str:
@@ -161,7 +165,7 @@ def _decode_cells(point: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -
         f"{state_mib(point):g}",
         *(f"{ours['ceilings'][kind]:.2f}" if ours else "-" for kind in _DECODE_CEILINGS),
         figure(ours),
-        f"`{ours['kernel']}`" if ours else "-",
+        kernel_cell(ours) if ours else "-",
         figure(ascending, "contiguous"),
         figure(peer),
         str(peer["kernel"]) if peer else "-",
@@ -208,7 +212,7 @@ def _mamba1_cells(
         f"{point['io']} s{point['state']}",
         ", ".join(shown),
         f"{us:.2f} ({ours['ratio']:.2f}x)" if ours else "-",
-        f"`{ours['kernel']}`" if ours else "-",
+        kernel_cell(ours) if ours else "-",
         f"{peer['us']['median']:.2f}" if peer else "-",
         str(peer["kernel"]) if peer else "-",
         f"{peer['us']['median'] / us:.2f}" if ours and peer else "-",
@@ -284,7 +288,7 @@ def _prefill_cells(point: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], 
         f"{many}, {sizes}, {point['io']}",
         *(f"{ours['ceilings'][kind]:.1f}" for kind in _PREFILL_CEILINGS),
         f"{us(ours)} ({ours['ratio']:.2f}x)",
-        f"`{ours['kernel']}`",
+        kernel_cell(ours),
         us(recurrent),
         f"{us(peer)} ({peer['kernel']})" if peer else "-",
         f"{peer['us']['median'] / ours['us']['median']:.2f}" if peer else "-",
@@ -307,7 +311,7 @@ def _launch_table(document: Mapping[str, Any]) -> str:
     lines = [f"| launching | launches | {' | '.join(_LAUNCH_KINDS.values())} |", "| --- |" + " ---: |" * 5]
     for row in [{"kernel": "an empty kernel", "launches": 1} | document["empty"], *document["rows"]]:
         if "failed" not in row:
-            name = row["kernel"] if is_peer(row) or "family" not in row else f"`{row['kernel']}`"
+            name = row["kernel"] if is_peer(row) or "family" not in row else kernel_cell(row)
             us = [f"{row[kind]['median']:.2f}" if kind in row else "-" for kind in _LAUNCH_KINDS]
             lines.append(f"| {name} | {row.get('launches', '-')} | {' | '.join(us)} |")
     missing = [f"Not run: {row['kernel']}: {row['failed']}" for row in document["rows"] if "failed" in row]
