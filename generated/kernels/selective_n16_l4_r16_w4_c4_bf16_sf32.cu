@@ -23,7 +23,7 @@
 // Launch: runs of channels, none of which spans two groups, by shares of the sequences, runs fastest:
 //   runs = groups * ceil(channels / groups / 16); grid.x = runs * ceil(max(sequences, 1) / 1), at most 2^31 - 1: fewer
 //   shares are legal, in whole runs, and blocks go from sequence to sequence;
-//   block.x = 128; dynamic shared memory = 8192 bytes.
+//   block.x = 128; dynamic shared memory = 9216 bytes.
 // One argument, ScanArgs by value; the struct below is its table. Compile with -fmad=false: products and sums are
 // fused where fmaf says so and nowhere else, so that the order of rounding is what this file says.
 #include <cstddef>
@@ -552,18 +552,13 @@ __device__ __forceinline__ ChannelRun find_channels(const ScanArgs& a, int chann
   return w;
 }
 
-// Zeros in the block's channels of y.
-__device__ __forceinline__ void clear_channels(const ScanArgs& a, const ChannelRun& w, int64_t begin, int64_t end,
-                                               int64_t step) {
+// Zeros in the run's channels of y, by so many threads.
+__device__ __forceinline__ void clear_channels(const ScanArgs& a, const ChannelRun& w, int thread, int threads,
+                                               int64_t begin, int64_t end, int64_t step) {
   Io* y = static_cast<Io*>(a.y) + w.first;
   for (int64_t t = begin; t < end; t += step) {
-    for (int c = threadIdx.x; c < w.valid; c += blockDim.x) y[t * a.y_stride + c] = from_f32<Io>(0.f);
+    for (int c = thread; c < w.valid; c += threads) y[t * a.y_stride + c] = from_f32<Io>(0.f);
   }
-}
-
-// The block's share of the tokens that belong to no sequence.
-__device__ __forceinline__ void clear_unused(const ScanArgs& a, const ChannelRun& w) {
-  clear_channels(a, w, first_unused_token(a) + static_cast<int64_t>(w.entry), a.tokens, w.step);
 }
 
 // One token's step of four columns: S = decay * S + dx * B, and the sum of S * C over them.
@@ -584,14 +579,20 @@ constexpr int kOwners = kTurn > kLanes ? 1 : kLanes / kTurn;  // and lanes that 
 constexpr int kRowQuads = kColumns / 4;
 constexpr int kFetches = (2 * kTurn * kRowQuads + 31) / 32;   // quads of B and C that a lane fetches for a turn
 
-// Shared memory of each warp: B and C of its turn, widened, and the state that was handed to it.
+// A state: each lane's quads of its channels.
+struct Handed {
+  float4 state[kQuads][kTile][32];
+};
+
+// Shared memory of each warp: B and C of its turn, widened, and the state that a sequence begins or ends with.
 struct Turn {
   float B[kTurn][kColumns];
   float C[kTurn][kColumns];
-  float4 state[kQuads][kTile][32];
+  Handed kept;
   float D[kTile][32], dt_bias[kTile][32];  // of each lane's channels
 };
-static_assert(kWarps * sizeof(Turn) == 8192, "the launch asks for what the kernel uses");
+// Within a sequence the state goes from turn to turn through one place: who takes it there puts it back there.
+static_assert(kWarps * sizeof(Turn) + sizeof(Handed) == 9216, "the launch asks for what the kernel uses");
 
 extern __shared__ __align__(16) unsigned char shared_memory[];
 
@@ -838,7 +839,7 @@ __device__ __forceinline__ float of_token(const float (&v)[kOwn][kTile], int t, 
 }
 
 // A state from its slot to shared memory, -1: zeros.
-__device__ __forceinline__ void load_state(const ScanArgs& a, const Place& at, int64_t slot, Turn& to) {
+__device__ __forceinline__ void load_state(const ScanArgs& a, const Place& at, int64_t slot, Handed& to) {
 #pragma unroll
   for (int i = 0; i < kQuads; ++i) {
 #pragma unroll
@@ -877,16 +878,35 @@ __device__ __forceinline__ void wake_next(int warp, int i) {
   if (kWarps > 1) arrive_at((warp + 1) % kWarps * kQuads + i, 64);
 }
 
-// One turn: n_tokens tokens from token t of the sequence on. Its state comes from `own` and goes to `next`; the last
-// one of the sequence stays in `own`, and the next turn waits until it is stored.
+// Whether a turn begins with asking for z, and no warp waits for it: in f32 some targets have no registers left.
+constexpr bool kGateFirst = sizeof(Io) < 4;
+
+// z of a lane's own tokens of a turn.
+template <typename How>
+__device__ __forceinline__ void load_gates(How how, Run (&z)[kOwn], const ScanArgs& a, const Place& at, int first,
+                                           int n_tokens) {
+#pragma unroll
+  for (int u = 0; u < kOwn; ++u) {
+    const Io* from = static_cast<const Io*>(a.z) + row_offset(how, first + u * kLanes, a.z_stride) + at.row;
+    if constexpr (How::kUsual) {
+      load_run(z[u], from);
+    } else {
+      load_channels(z[u], from, a.z && at.token + u * kLanes < n_tokens ? at.valid : 0);
+    }
+  }
+}
+
+// One turn: n_tokens tokens from token t of the sequence on. Its state is taken from one place and put into another; if
+// that is kept by this warp, the sequence ends here, and the next turn waits until it is stored.
 template <typename How>
 __device__ __forceinline__ void take_turn(How how, const ScanArgs& a, int begin, const Place& at,
-                                          const Rates& rates, int warp, const Turn& own, Turn& next,
-                                          const Fetched& fetched, int t, int n_tokens) {
+                                          const Rates& rates, int warp, const Turn& own, const Handed& taken,
+                                          Handed& to, const Fetched& fetched, int t, int n_tokens) {
   const int first = begin + t + at.token;
+  Run z[kOwn];  // on its way until y is there
+  if (kGateFirst) load_gates(how, z, a, at, first, n_tokens);
   const Steps steps = find_steps(how, a, fetched, own);
   float sums[kTurn][kTile][kQuads];
-  Run z[kOwn];  // asked for once the state is handed on: registers are few before
 #pragma unroll
   for (int i = 0; i < kQuads; ++i) {
     const int n = 4 * (at.lane + kLanes * i);
@@ -907,7 +927,7 @@ __device__ __forceinline__ void take_turn(How how, const ScanArgs& a, int begin,
     wait_for_turn(a, warp, i);
     float4 state[kTile];
 #pragma unroll
-    for (int r = 0; r < kTile; ++r) state[r] = own.state[i][r][threadIdx.x % 32];
+    for (int r = 0; r < kTile; ++r) state[r] = taken.state[i][r][threadIdx.x % 32];
 #pragma unroll
     for (int k = 0; k < kTurn; ++k) {
       if (!How::kUsual && k >= n_tokens) break;
@@ -920,20 +940,10 @@ __device__ __forceinline__ void take_turn(How how, const ScanArgs& a, int begin,
       }
     }
 #pragma unroll
-    for (int r = 0; r < kTile; ++r) next.state[i][r][threadIdx.x % 32] = state[r];
-    if (&next != &own) wake_next(warp, i);
+    for (int r = 0; r < kTile; ++r) to.state[i][r][threadIdx.x % 32] = state[r];
+    if (&to != &own.kept) wake_next(warp, i);
 
-    if (i == kQuads - 1) {
-#pragma unroll
-      for (int u = 0; u < kOwn; ++u) {
-        const Io* from = static_cast<const Io*>(a.z) + row_offset(how, first + u * kLanes, a.z_stride) + at.row;
-        if constexpr (How::kUsual) {
-          load_run(z[u], from);
-        } else {
-          load_channels(z[u], from, a.z && at.token + u * kLanes < n_tokens ? at.valid : 0);
-        }
-      }
-    }
+    if (!kGateFirst && i == kQuads - 1) load_gates(how, z, a, at, first, n_tokens);
     if (!How::kUsual && a.checkpoint_slots) {
 #pragma unroll
       for (int k = 0; k < kTurn; ++k) {
@@ -982,9 +992,8 @@ __device__ __forceinline__ void take_turn(How how, const ScanArgs& a, int begin,
 // after them.
 template <typename How>
 __device__ __forceinline__ int take_whole_turns(How how, const ScanArgs& a, int begin, int length, int group,
-                                                const Place& at, int warp, Turn* turns, int left) {
+                                                const Place& at, int warp, Turn& own, Handed& handed, int left) {
   if (left < kTurn) return left;
-  Turn& own = turns[warp];
   const Rates rates(a, at);
   Source source(a, group, at, begin + static_cast<int64_t>(length - left));
   Fetched fetched;
@@ -995,8 +1004,9 @@ __device__ __forceinline__ int take_whole_turns(How how, const ScanArgs& a, int 
     const Fetched now = fetched;
     source.advance(a);
     if (left - kStep >= kTurn) fetch(how, fetched, a, source, at, kTurn);
-    Turn& next = left == kTurn ? own : turns[(warp + 1) % kWarps];
-    take_turn(how, a, begin, at, rates, warp, own, next, now, length - left, kTurn);
+    const Handed& from = left == length ? own.kept : handed;
+    Handed& to = left == kTurn ? own.kept : handed;
+    take_turn(how, a, begin, at, rates, warp, own, from, to, now, length - left, kTurn);
   }
   return left;
 }
@@ -1009,11 +1019,17 @@ __device__ __forceinline__ bool takes_runs(const void* p, int64_t stride, int64_
   return (first | static_cast<uintptr_t>(stride * sizeof(T))) % kBytes == 0 && stride >= 0 && stride < (1ll << 31);
 }
 
+// The block's share of the tokens that belong to no sequence.
+__device__ __forceinline__ void clear_unused(const ScanArgs& a, const ChannelRun& w) {
+  clear_channels(a, w, threadIdx.x, kThreads, first_unused_token(a) + static_cast<int64_t>(w.entry), a.tokens, w.step);
+}
+
 extern "C" __global__ void __launch_bounds__(kThreads, 4)
 ssm_selective_n16_l4_r16_w4_c4_bf16_sf32(const __grid_constant__ ScanArgs a) {
   Turn* turns = reinterpret_cast<Turn*>(shared_memory);
   const int warp = threadIdx.x / 32;
   Turn& own = turns[warp];
+  Handed& handed = *reinterpret_cast<Handed*>(turns + kWarps);
   const ChannelRun w = find_channels(a, kChannels);
   Place at;
   at.lane = threadIdx.x % kLanes;
@@ -1045,17 +1061,17 @@ ssm_selective_n16_l4_r16_w4_c4_bf16_sf32(const __grid_constant__ ScanArgs a) {
 #pragma unroll 1
   for (uint32_t entry = w.entry; entry < entries; entry += w.step) {
     const Sequence q = find_sequence(a, entry);
-    if (q.padding) clear_channels(a, find_channels(a, opaque(kChannels)), q.begin, q.end, 1);
+    if (q.padding) clear_channels(a, find_channels(a, opaque(kChannels)), threadIdx.x, kThreads, q.begin, q.end, 1);
     const int begin = q.begin, length = q.padding ? 0 : max(q.end - begin, 0);
     const int write = static_cast<int>(q.write);
     const uint32_t n_turns = max(1u, (static_cast<uint32_t>(length) + kTurn - 1) / kTurn);  // one at least
     const uint32_t turn = (warp + kWarps - taken % kWarps) % kWarps;                              // this warp's first
-    if (turn == 0) load_state(a, at, q.read, own);
+    if (turn == 0) load_state(a, at, q.read, own.kept);
     int left = length - static_cast<int>(turn) * kTurn;
     if (usual && dt_f32) {
-      left = take_whole_turns(Usual<true, true>(), a, begin, length, w.group, at, warp, turns, left);
+      left = take_whole_turns(Usual<true, true>(), a, begin, length, w.group, at, warp, own, handed, left);
     } else if (usual) {
-      left = take_whole_turns(Usual<true, false>(), a, begin, length, w.group, at, warp, turns, left);
+      left = take_whole_turns(Usual<true, false>(), a, begin, length, w.group, at, warp, own, handed, left);
     }
     bool empty = length == 0 && turn == 0;
 #pragma unroll 1
@@ -1064,15 +1080,16 @@ ssm_selective_n16_l4_r16_w4_c4_bf16_sf32(const __grid_constant__ ScanArgs a) {
       Fetched fetched;
       fetch(Usual<false, false>(), fetched, a, source, at, left);
       share_columns(fetched, own);
-      Turn& next = left <= kTurn ? own : turns[(warp + 1) % kWarps];
-      take_turn(Usual<false, false>(), a, begin, at, Rates(a, at), warp, own, next, fetched, length - left, left);
+      const Handed& from = left == length ? own.kept : handed;
+      Handed& to = left <= kTurn ? own.kept : handed;
+      take_turn(Usual<false, false>(), a, begin, at, Rates(a, at), warp, own, from, to, fetched, length - left, left);
     }
     if ((turn + kWarps - (n_turns - 1) % kWarps) % kWarps == 0) {  // this warp took the last turn
 #pragma unroll
       for (int i = 0; i < kQuads; ++i) {
         float4 state[kTile];
 #pragma unroll
-        for (int r = 0; r < kTile; ++r) state[r] = own.state[i][r][threadIdx.x % 32];
+        for (int r = 0; r < kTile; ++r) state[r] = own.kept.state[i][r][threadIdx.x % 32];
         if (write >= 0) store_quad(a, at, state, write, i, length - 1);
         wake_next(warp, i);
       }

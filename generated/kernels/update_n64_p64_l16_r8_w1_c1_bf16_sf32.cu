@@ -365,22 +365,28 @@ __device__ __forceinline__ int sequence_of(const ScanArgs& a, int entry) {
   return entry < a.sequences ? a.sequence_order[entry] : -1;
 }
 
-// NOTE: the compiler is not to know that every lane has the same numbers: in registers that a warp shares it would move
-// each as soon as it is asked for, and wait there before it asks for the next.
-__device__ __forceinline__ Entry load_entry(const ScanArgs& a, int64_t entry) {
+// Of sequence s, which is there. `zero` is 0.
+__device__ __forceinline__ Entry load_entry_of(const ScanArgs& a, uint32_t s, uint32_t zero) {
+  s += zero;
   Entry e;
-  const int zero = opaque(0);
-  const int s = sequence_of(a, static_cast<int>(entry) + zero);
-  const bool there = s >= 0 && s < a.sequences;
-  if (there) e.read = s, e.end = a.tokens;
-  e.resume = there && a.state;
-  if (there && a.read_slots) e.read = a.read_slots[s];
-  if (there && a.state && a.resume) e.resume = a.resume[s];
-  if (there && a.cu_seqlens) e.begin = a.cu_seqlens[s], e.end = a.cu_seqlens[s + 1];
-  if (there && a.write_slots) e.write = a.write_slots[s];
-  e.last = a.tokens;
+  e.read = static_cast<int>(s), e.end = a.tokens, e.last = a.tokens, e.resume = a.state != nullptr;
+  if (a.read_slots) e.read = a.read_slots[s];
+  if (a.cu_seqlens) e.begin = a.cu_seqlens[s], e.end = a.cu_seqlens[s + 1];
+  if (a.write_slots) e.write = a.write_slots[s];
+  if (a.state && a.resume) e.resume = a.resume[s];
   if (a.cu_seqlens) e.last = a.cu_seqlens[a.sequences + zero];
   return e;
+}
+
+// NOTE: the compiler is not to know that every lane has the same numbers: in registers that a warp shares it would move
+// each as soon as it is asked for, and wait there before it asks for the next. The number of a thread's block among
+// those of a block, which is 0, it does not look through.
+__device__ __forceinline__ uint32_t unknown_zero() { return threadIdx.x / kThreads; }
+
+__device__ __forceinline__ Entry load_entry(const ScanArgs& a, int64_t entry) {
+  const int s = sequence_of(a, static_cast<int>(entry));
+  if (s >= 0 && s < a.sequences) return load_entry_of(a, s, 0);
+  return Entry();
 }
 
 __device__ __forceinline__ bool in_pool(const ScanArgs& a, int64_t slot) {
@@ -412,6 +418,12 @@ __device__ __forceinline__ int final_slot(const ScanArgs& a, const Entry& e, int
 
 // A condition of an entry's numbers, which is the same on every lane, as one that the compiler knows to be so.
 __device__ __forceinline__ bool uniform(bool condition) { return __any_sync(kWholeWarp, condition); }
+
+// Tokens from here on belong to no sequence: their rows of y become 0.
+__device__ __forceinline__ int first_unused_token(const ScanArgs& a) {
+  if (!a.cu_seqlens) return a.tokens;
+  return min(max(a.cu_seqlens[a.sequences], 0), a.tokens);
+}
 
 // Entries of a launch's list: one a sequence; with none, one entry's blocks still clear the unused rows of y.
 __device__ __forceinline__ int64_t entries_of(const ScanArgs& a) { return max(a.sequences, 1); }
@@ -461,32 +473,35 @@ __device__ __forceinline__ uint32_t divide_short(uint32_t a, uint32_t b) {
   return static_cast<uint32_t>(__fdividef(static_cast<float>(a) + 0.5f, static_cast<float>(b)));
 }
 
+// Whether the divisions of `find_short_work` and `short_group_of` are of short numbers.
+__device__ __forceinline__ bool is_short_work(const ScanArgs& a, int64_t item, uint32_t runs) {
+  return item < kShort && static_cast<uint64_t>(a.heads) * max(runs, static_cast<uint32_t>(a.groups)) < kShort;
+}
+
 // Where an item of work lies, by two divisions that do not wait for each other: `find_work` has one after the other,
 // and of integers, which a launch of microseconds feels. With head_dim known when this is compiled one is a shift.
-__device__ __forceinline__ Work find_work_at_once(const ScanArgs& a, int64_t item, int rows, int head_dim) {
-  const uint32_t runs = (head_dim + rows - 1u) / rows;
-  const int64_t of_entry = static_cast<int64_t>(a.heads) * runs;
-  if (__builtin_expect(item >= kShort || of_entry >= kShort, false)) return find_work(a, item, rows);
-  const uint32_t short_item = static_cast<uint32_t>(item), heads = static_cast<uint32_t>(a.heads);
-  const uint32_t row_of_heads = kHeadDim ? short_item / runs : divide_short(short_item, runs);
+__device__ __forceinline__ Work find_short_work(const ScanArgs& a, uint32_t item, int rows, uint32_t runs) {
+  const uint32_t heads = static_cast<uint32_t>(a.heads);
+  const uint32_t row_of_heads = kHeadDim ? item / runs : divide_short(item, runs);
   uint32_t entry;
   if (kHeadDim && (heads & (heads - 1)) == 0) {
     entry = row_of_heads >> (31 - __clz(heads));  // the usual number of heads
   } else {
-    entry = divide_short(short_item, static_cast<uint32_t>(of_entry));
+    entry = divide_short(item, heads * runs);
   }
   Work w;
   w.entry = entry;
-  w.head = static_cast<int>(row_of_heads - entry * a.heads);
-  w.row0 = static_cast<int>(short_item - row_of_heads * runs) * rows;
+  w.head = static_cast<int>(row_of_heads - entry * heads);
+  w.row0 = static_cast<int>(item - row_of_heads * runs) * rows;
   return w;
 }
 
 // The group of a head, h / (heads / groups) in one division.
+__device__ __forceinline__ uint32_t short_group_of(const ScanArgs& a, int head) {
+  return divide_short(static_cast<uint32_t>(head) * a.groups, a.heads);
+}
 __device__ __forceinline__ int64_t group_of(const ScanArgs& a, int head) {
-  const int64_t scaled = static_cast<int64_t>(head) * a.groups;
-  if (__builtin_expect(scaled >= kShort || a.heads >= kShort, false)) return scaled / a.heads;
-  return divide_short(static_cast<uint32_t>(scaled), static_cast<uint32_t>(a.heads));
+  return static_cast<int64_t>(head) * a.groups / a.heads;
 }
 
 // One token's step of four columns: S = decay * S + dx * B, and the sum of S * C over them.
@@ -982,112 +997,39 @@ __device__ __forceinline__ void store_y(const ScanArgs& a, const Output& to, flo
 // Sums over columns go by column bits from high to low: pieces of a lane, lanes, quads of a piece. Of 8-bit states,
 // whose pieces have 16 columns in every configuration, a piece's quads come first.
 constexpr int kShares = kScaled ? 1 : kPieceQuads;
-template <int kCount>
-__device__ __forceinline__ void share_quads(float (&sums)[kShares][kCount][kSummed], int row, int piece,
+__device__ __forceinline__ void share_quads(float (&sums)[kShares][kSummed], int piece,
                                             float (&quads)[kPieceQuads]) {
   if constexpr (kScaled) {
-    sums[0][row][piece] = sum_quads(quads);
+    sums[0][piece] = sum_quads(quads);
   } else {
 #pragma unroll
-    for (int q = 0; q < kPieceQuads; ++q) sums[q][row][piece] = quads[q];
+    for (int q = 0; q < kPieceQuads; ++q) sums[q][piece] = quads[q];
   }
 }
 
-// The sum of a lane's row whose y it stores, whole on every lane of its share.
+// Of so many sums that lanes have shares of, the one that is this lane's, whole on every lane that has the same.
 template <int kCount>
-__device__ __forceinline__ float sum_rows(float (&sums)[kShares][kCount][kSummed], int lane) {
+__device__ __forceinline__ float sum_over_lanes(float (&sums)[kShares][kCount], int lane) {
   float quads[kShares];
 #pragma unroll
   for (int q = 0; q < kShares; ++q) {
-    float rows[kCount];
-#pragma unroll
-    for (int r = 0; r < kCount; ++r) rows[r] = sum_quads(sums[q][r]);
-    fold_lanes<kLanes, kCount>(rows, lane);
-    quads[q] = sum_lanes(rows[0], kLanes / kCount);
+    fold_lanes<kLanes, kCount>(sums[q], lane);
+    quads[q] = sum_lanes(sums[q][0], kLanes / kCount);
   }
   return sum_quads(quads);
 }
 
 __device__ __forceinline__ void put_quad(float* to, float4 v) { to[0] = v.x, to[1] = v.y, to[2] = v.z, to[3] = v.w; }
 
-// The usual step: a sequence that has one token goes on from one slot to another, stores are rounded to nearest and
-// everything takes whole vectors. A row is widened, moved on, narrowed and stored at once, so that few are wide.
-__device__ __forceinline__ void run_one_token(const ScanArgs& a, const Place& at, const Token<kRowTile>& token,
-                                              const Head& head, int64_t row0, int64_t t, State* in_slot,
-                                              int64_t initial, int64_t final) {
-  Piece<State> stored[kRowTile][kPieces];
-  float scales[kRowTile];
-  const State* const from = in_slot + initial * a.state_stride;
-#pragma unroll
-  for (int r = 0; r < kRowTile; ++r) {
-#pragma unroll
-    for (int i = 0; i < kPieces; ++i) {
-      clear(stored[r][i]);
-      if (at.has(at.row + r)) load_piece<true>(stored[r][i], from + r * kDState, column_of(at.lane, i), kDState);
-    }
-  }
-  if constexpr (kScaled) {
-    const float* scale = a.state_scale + (initial * a.state_scale_stride + row0 + at.row);
-#pragma unroll
-    for (int r = 0; r < kRowTile; ++r) scales[r] = at.has(at.row + r) ? scale[r] : 0.f;
-  }
-  const float d = step_of(a, token.dt_f32, token.dt_io, head.bias);
-  const float decay = expf(d * head.A);
-  float4 b[kPieces][kPieceQuads], c[kPieces][kPieceQuads];
-#pragma unroll
-  for (int i = 0; i < kPieces; ++i) {
-#pragma unroll
-    for (int q = 0; q < kPieceQuads; ++q) b[i][q] = quad_of(token.B[i], q), c[i][q] = quad_of(token.C[i], q);
-  }
-  Output output = output_of(a, row0, t, at, token);
-  output.at = opaque(output.at), output.x = opaque_f32(output.x), output.gate = opaque_f32(output.gate);
-  if constexpr (kScaled) __syncwarp();  // every lane has read the scales that one of them writes over
-  State* const to = in_slot + final * a.state_stride;
-  float sums[kShares][kRowTile][kSummed] = {};
-#pragma unroll
-  for (int r = 0; r < kRowTile; ++r) {
-    float s[kSlice];
-    const float dx = d * to_f32(token.x.at(r));
-    const float decay1 = kScaled ? decay * scales[r] : decay;
-#pragma unroll
-    for (int i = 0; i < kPieces; ++i) {
-      float quads[kPieceQuads];
-#pragma unroll
-      for (int q = 0; q < kPieceQuads; ++q) {
-        float* quad = s + i * kPiece + 4 * q;
-        put_quad(quad, widen_quad(stored[r][i], q));
-        quads[q] = advance(quad, make_float4(decay1, decay1, decay1, decay1), dx, b[i][q], c[i][q]);
-      }
-      share_quads(sums, r, i, quads);
-    }
-    RowScale scale;
-    if constexpr (kScaled) scale = scale_of<kLanes>(s);
-    if (at.has(at.row + r)) {
-#pragma unroll
-      for (int i = 0; i < kPieces; ++i) {
-#pragma unroll
-        for (int q = 0; q < kPieceQuads; ++q) round_nearest(stored[r][i], q, s + i * kPiece + 4 * q, scale);
-        store_piece(to + r * kDState, column_of(at.lane, i), stored[r][i], kDState);
-      }
-    }
-    scales[r] = scale.stored;
-  }
-  if constexpr (kScaled) {
-    const float own = pick(scales, at.lane);
-    const int row = at.row + at.lane;
-    if (at.lane < kRowTile && at.has(row)) a.state_scale[final * a.state_scale_stride + row0 + row] = own;
-  }
-  store_y(a, output, sum_rows<kRowTile>(sums, at.lane), head.D);
-}
-
-// One token's step of a lane's rows; returns the sum of sum_rows. `decays` has the decay of each row.
-template <bool kPerColumn>
-__device__ __forceinline__ float advance_rows(float (&s)[kTogether][kSlice], const Token<kTogether>& token, float d,
-                                              const float (&decays)[kTogether], const float* column_A, int lane) {
+// One token's step of a lane's rows; leaves its shares of their sums from `first` on. `decays` has the decay of each row.
+template <bool kPerColumn, int kCount>
+__device__ __forceinline__ void advance_rows(float (&s)[kTogether][kSlice], const Token<kTogether>& token, float d,
+                                             const float (&decays)[kTogether], const float* column_A, int lane,
+                                             float (&sums)[kShares][kCount], int first) {
   float dx[kTogether];
 #pragma unroll
   for (int r = 0; r < kTogether; ++r) dx[r] = d * to_f32(token.x.at(r));
-  float sums[kShares][kTogether][kSummed] = {};
+  float pieces[kTogether][kShares][kSummed] = {};
 #pragma unroll
   for (int i = 0; i < kPieces; ++i) {
     float quads[kTogether][kPieceQuads];
@@ -1112,9 +1054,13 @@ __device__ __forceinline__ float advance_rows(float (&s)[kTogether][kSlice], con
       }
     }
 #pragma unroll
-    for (int r = 0; r < kTogether; ++r) share_quads(sums, r, i, quads[r]);
+    for (int r = 0; r < kTogether; ++r) share_quads(pieces[r], i, quads[r]);
   }
-  return sum_rows<kTogether>(sums, lane);
+#pragma unroll
+  for (int r = 0; r < kTogether; ++r) {
+#pragma unroll
+    for (int q = 0; q < kShares; ++q) sums[q][first + r] = sum_quads(pieces[r][q]);
+  }
 }
 
 // Stores a lane's rows to a slot. `row0` is the run's first row among heads * head_dim.
@@ -1160,7 +1106,8 @@ __device__ __forceinline__ void store_rows(const ScanArgs& a, const float (&s)[k
 // Any step: kTogether of a lane's rows at a time go through all tokens of the sequence.
 template <bool kFast>
 __device__ __forceinline__ void run_any(const ScanArgs& a, const Work& w, const Entry& e, int head_dim) {
-  constexpr int kAtOnce = kFast ? kChunk : 1;
+  constexpr int kAtOnce = !kFast ? 1 : kChunk * kTogether > kLanes ? kLanes / kTogether : kChunk;
+  constexpr int kOutputs = kAtOnce * kTogether;  // sums that cross the lanes together, rows of a token side by side
   const int64_t first_row = static_cast<int64_t>(w.head) * head_dim + w.row0;
   const int begin = max(e.begin, 0), end = min(e.end, a.tokens);
   if (uniform(is_padding(a, e))) {
@@ -1217,6 +1164,14 @@ __device__ __forceinline__ void run_any(const ScanArgs& a, const Work& w, const 
       Token<kTogether> tokens[kAtOnce];
 #pragma unroll
       for (int i = 0; i < kAtOnce; ++i) load_token<kFast>(tokens[i], a, w, row0, group, at, min(t + i, end - 1));
+      // The token and row that this lane stores y of.
+      const int own = folded_index<kLanes, kOutputs>(at.lane);
+      const int64_t own_token = t + own / kTogether, own_row = row0 + at.row + own % kTogether;
+      const bool stores =
+          at.lane % (kLanes / kOutputs) == 0 && own_token < end && at.has(at.row + own % kTogether);
+      uint32_t own_x = 0u, own_z = 0u;
+      if (stores && a.D) own_x = static_cast<const IoBits*>(a.x)[own_row + own_token * a.x_stride];
+      if (stores && a.z) own_z = static_cast<const IoBits*>(a.z)[own_row + own_token * a.z_stride];
       const int turn = (t - begin) % 32;
       if (turn == 0) {
         const Head head = load_head(a, w.head, per_column);
@@ -1226,29 +1181,32 @@ __device__ __forceinline__ void run_any(const ScanArgs& a, const Work& w, const 
         decay_of_lane = expf(d_of_lane * head.A);
       }
       const float D = a.D ? a.D[w.head] : 0.f;
+      float sums[kShares][kOutputs] = {};
 #pragma unroll
       for (int i = 0; i < kAtOnce; ++i) {
         if (i > 0 && uniform(t + i >= end)) break;
         const float d = __shfl_sync(kWholeWarp, d_of_lane, turn + i);
         const float decay = __shfl_sync(kWholeWarp, decay_of_lane, turn + i);
-        float out;
         if (per_column) {
-          out = advance_rows<true>(s, tokens[i], d, decays, column_A, at.lane);
+          advance_rows<true>(s, tokens[i], d, decays, column_A, at.lane, sums, i * kTogether);
         } else {
           float of_rows[kTogether];
 #pragma unroll
           for (int r = 0; r < kTogether; ++r) of_rows[r] = kScaled ? decay * decays[r] : decay;
-          out = advance_rows<false>(s, tokens[i], d, of_rows, column_A, at.lane);
+          advance_rows<false>(s, tokens[i], d, of_rows, column_A, at.lane, sums, i * kTogether);
         }
 #pragma unroll
         for (int r = 0; r < kTogether; ++r) decays[r] = 1.f;
-        store_y(a, output_of(a, row0, t + i, at, tokens[i]), out, D);
         // The last token's checkpoint is stored with the final state.
         if (a.checkpoint_slots && uniform(t + i + 1 < end)) {
           const int64_t slot = a.checkpoint_slots[t + i];
           if (uniform(slot >= 0 && slot < a.slots)) store_rows<kFast>(a, s, slot, t + i - begin, row0, at);
         }
       }
+      float out = sum_over_lanes(sums, at.lane);
+      if (a.D) out = fmaf(D, to_f32(element_of(own_x, Io())), out);
+      if (a.z) out *= silu(to_f32(element_of(own_z, Io())));
+      if (stores) static_cast<Io*>(a.y)[own_row + own_token * a.y_stride] = from_f32<Io>(out);
     }
     if constexpr (kScaled) {
       // Of an empty sequence: its state is stored again as it was.
@@ -1267,49 +1225,132 @@ __device__ __forceinline__ void run_any(const ScanArgs& a, const Work& w, const 
   }
 }
 
-// Whether a sequence took the usual step. In such a step token s is that of sequence s: it is asked for before the
-// offsets are there, and where they say otherwise the sequence goes the long way.
-__device__ __forceinline__ bool take_usual_step(const ScanArgs& a, const Work& w, const Entry& e, int head_dim) {
-  const int64_t row0 = static_cast<int64_t>(w.head) * head_dim + w.row0;
-  // What comes first waits for none of the entry's numbers, so that the state's addresses and the token are ready when
-  // they arrive; only the slot is added then.
-  const int t = min(max(sequence_of(a, static_cast<int>(w.entry)), 0), a.tokens - 1);
+// The usual step: a sequence that has one token goes on from one slot to another, stores are rounded to nearest and
+// everything takes whole vectors. Token s is then that of sequence s: it is asked for before the offsets are there, and
+// the state as soon as its slot is known. What else the numbers say is judged when all that is on its way: a sequence
+// that they send the long way stores nothing here, and this returns false.
+__device__ __forceinline__ bool take_usual_step(const ScanArgs& a, const Work& w, const Entry& e, uint32_t t,
+                                                int head_dim) {
+  const uint32_t row0 = w.head * head_dim + w.row0;
   const Place at = place_of<kRowTile>(w, head_dim, 0);
-  State* const in_slot = opaque(static_cast<State*>(a.state) + (row0 + at.row) * kDState);
+  State* const in_slot = opaque(static_cast<State*>(a.state) + (row0 + at.row) * int64_t{kDState} + column_of(at.lane, 0));
   const Head head = load_head(a, w.head, false);
   Token<kRowTile> token;
-  load_token<true>(token, a, w, row0, group_of(a, w.head), at, t);
-  const int final = listed_write(a, e);
-  const bool usual = (e.begin == t) & (e.end == t + 1) & (e.resume != 0) & (e.read != a.pad_slot) &
-                     in_pool(a, e.read) & in_pool(a, final) & !a.checkpoint_slots & !(kRounds && a.rounding_key);
-  if (!uniform(usual)) return false;
-  run_one_token(a, at, token, head, row0, t, in_slot, e.read, final);
-  return true;
+  load_token<true>(token, a, w, row0, short_group_of(a, w.head), at, t);
+  __syncwarp();  // what waits for the slot stays behind the loads that do not
+
+  const uint32_t initial = e.read;
+  const bool has_state = e.read >= 0 && in_pool(a, initial);
+  const State* const from = opaque(in_slot + initial * a.state_stride);
+  Piece<State> stored[kRowTile][kPieces];
+  float scales[kRowTile];
+#pragma unroll
+  for (int r = 0; r < kRowTile; ++r) {
+#pragma unroll
+    for (int i = 0; i < kPieces; ++i) {
+      clear(stored[r][i]);
+      if (has_state && at.has(at.row + r) && column_of(at.lane, i) < kDState) {
+        load_piece<true>(stored[r][i], from + r * kDState + i * kPiece * kLanes, 0, kDState);
+      }
+    }
+  }
+  if constexpr (kScaled) {
+    const float* scale = a.state_scale + (initial * a.state_scale_stride + row0 + at.row);
+#pragma unroll
+    for (int r = 0; r < kRowTile; ++r) scales[r] = has_state && at.has(at.row + r) ? scale[r] : 0.f;
+  }
+  const int64_t final = listed_write(a, e);
+  const bool usual = has_state & (e.begin == static_cast<int>(t)) & (e.end == static_cast<int>(t) + 1) &
+                     (e.resume != 0) & (e.read != a.pad_slot) & in_pool(a, final) & !a.checkpoint_slots &
+                     !(kRounds && a.rounding_key);
+
+  const float d = step_of(a, token.dt_f32, token.dt_io, head.bias);
+  const float decay = expf(d * head.A);
+  float4 b[kPieces][kPieceQuads], c[kPieces][kPieceQuads];
+#pragma unroll
+  for (int i = 0; i < kPieces; ++i) {
+#pragma unroll
+    for (int q = 0; q < kPieceQuads; ++q) b[i][q] = quad_of(token.B[i], q), c[i][q] = quad_of(token.C[i], q);
+  }
+  Output output = output_of(a, row0, t, at, token);
+  output.at = opaque(usual ? output.at : -1), output.x = opaque_f32(output.x), output.gate = opaque_f32(output.gate);
+  if constexpr (kScaled) __syncwarp();  // every lane has read the scales that one of them writes over
+  State* const to = opaque(in_slot + final * a.state_stride);
+  float sums[kShares][kRowTile];
+  // A row is widened, moved on, narrowed and stored at once, so that few are wide.
+#pragma unroll
+  for (int r = 0; r < kRowTile; ++r) {
+    float s[kSlice];
+    const float dx = d * to_f32(token.x.at(r));
+    const float decay1 = kScaled ? decay * scales[r] : decay;
+    float pieces[kShares][kSummed] = {};
+#pragma unroll
+    for (int i = 0; i < kPieces; ++i) {
+      float quads[kPieceQuads];
+#pragma unroll
+      for (int q = 0; q < kPieceQuads; ++q) {
+        float* quad = s + i * kPiece + 4 * q;
+        put_quad(quad, widen_quad(stored[r][i], q));
+        quads[q] = advance(quad, make_float4(decay1, decay1, decay1, decay1), dx, b[i][q], c[i][q]);
+      }
+      share_quads(pieces, i, quads);
+    }
+#pragma unroll
+    for (int q = 0; q < kShares; ++q) sums[q][r] = sum_quads(pieces[q]);
+    RowScale scale;
+    if constexpr (kScaled) scale = scale_of<kLanes>(s);
+#pragma unroll
+    for (int i = 0; i < kPieces; ++i) {
+#pragma unroll
+      for (int q = 0; q < kPieceQuads; ++q) round_nearest(stored[r][i], q, s + i * kPiece + 4 * q, scale);
+      if (usual && at.has(at.row + r) && column_of(at.lane, i) < kDState) {
+        store_piece(to + r * kDState + i * kPiece * kLanes, 0, stored[r][i], kDState);
+      }
+    }
+    scales[r] = scale.stored;
+  }
+  if constexpr (kScaled) {
+    const float own = pick(scales, at.lane);
+    const int row = at.row + at.lane;
+    if (usual && at.lane < kRowTile && at.has(row)) a.state_scale[final * a.state_scale_stride + row0 + row] = own;
+  }
+  store_y(a, output, sum_over_lanes<kRowTile>(sums, at.lane), head.D);
+  return uniform(usual);
 }
 
-extern "C" __global__ void __launch_bounds__(kThreads, 32)
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000
+constexpr int kBlocks = 28;
+#else
+constexpr int kBlocks = 32;
+#endif
+
+extern "C" __global__ void __launch_bounds__(kThreads, kBlocks)
 ssm_update_n64_p64_l16_r8_w1_c1_bf16_sf32(const __grid_constant__ ScanArgs a) {
   constexpr uint32_t kVectors = kFlagVectorState | kFlagVectorX | kFlagVectorB | kFlagVectorC;
   const bool fast = (a.flags & (kVectors | kFlagPerColumnA)) == kVectors;
   const int head_dim = kHeadDim ? kHeadDim : a.head_dim;
-  int64_t item = blockIdx.x;
-  Work w = find_work_at_once(a, item, kRows, head_dim);
-  Entry e = load_entry(a, w.entry);
-  if (w.entry >= entries_of(a)) return;
+  const uint32_t runs = (head_dim + kRows - 1u) / kRows;
   bool left = true;
-  if (fast && min(a.tokens, a.sequences) > 0 && take_usual_step(a, w, e, head_dim)) {
-    if (e.last >= a.tokens && item + gridDim.x >= work_items(a, kRows)) return;
-    left = false;
+  // As many tokens as sequences, if not fewer: the usual step.
+  if (fast && is_short_work(a, blockIdx.x, runs) && 0 < a.tokens && a.tokens <= a.sequences) {
+    const Work w = find_short_work(a, blockIdx.x, kRows, runs);
+    const uint32_t entry = w.entry;
+    if (entry >= static_cast<uint32_t>(a.sequences)) return;
+    const uint32_t s = a.sequence_order ? sequence_of(a, entry) : entry;
+    if (s < static_cast<uint32_t>(a.tokens)) {
+      const Entry e = load_entry_of(a, s, unknown_zero());
+      if (take_usual_step(a, w, e, s, head_dim)) {
+        left = false;
+        if (e.last >= a.tokens && blockIdx.x + int64_t{gridDim.x} >= work_items(a, kRows)) return;
+      }
+    }
   }
 #pragma unroll 1
-  for (;;) {
+  for (int64_t item = blockIdx.x; item < work_items(a, kRows); item += gridDim.x, left = true) {
+    const Work w = find_work(a, item, kRows);
+    const Entry e = load_entry(a, w.entry);
     if (left && fast) run_any<true>(a, w, e, head_dim);
     if (left && !fast) run_any<false>(a, w, e, head_dim);
-    clear_rows(a, w, kRows, min(max(e.last, 0), a.tokens) + w.entry, a.tokens, entries_of(a));
-    item += gridDim.x;
-    if (item >= work_items(a, kRows)) return;
-    w = find_work(a, item, kRows);
-    e = load_entry(a, w.entry);
-    left = true;
+    clear_rows(a, w, kRows, first_unused_token(a) + w.entry, a.tokens, entries_of(a));
   }
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// ssm_selective_n16_l4_r32_w1_c1_s4_bf16_sf32
+// ssm_selective_n16_l4_r32_w8_c1_s8_bf16_sf32
 //
 // The selective scan of Mamba-1: head_dim is 1, a head is a channel, and A has a value for each channel and column (or
 // one a channel). For token t of a sequence, channel h, group g = h / (channels / groups), column n:
@@ -9,21 +9,21 @@
 //   S[n] = exp(d * A[h,n]) * S[n] + d * B[t,g,n] * x[t,h]
 //   y[t,h] = (sum_n S[n] * C[t,g,n] + D[h] * x[t,h]) * silu(z[t,h])
 //
-// For decode. A block keeps its run of channels and goes from sequence to sequence, so that A, which is as large as a
-// state, is read once for all of them. A lane owns 4 channel(s) by 4 columns, the columns as
-// 16-byte pieces l, l + 4, ... of 4: all of a sequence's state is asked for while the state
-// of the one before is used, neighbouring lanes at neighbouring addresses. Nothing is staged in shared memory and no
-// warp waits for another. Softplus and gate are computed once a (channel, token) and shuffled to the lanes that share
-// the channel. Longer sequences are right too, and slow.
+// For decode. A block has a run of channels and 8 sequence(s), shared out to its warps: A, which is as large as a
+// state, then comes from the first-level cache for all but one of them. A lane owns 4 channel(s) by 4 columns, the
+// columns as 16-byte pieces l, l + 4, ... of 4: all of a sequence's state is asked for as soon as its slot is known,
+// neighbouring lanes at neighbouring addresses. Nothing is staged in shared memory and no warp waits for another.
+// Softplus and gate are computed once a (channel, token) and shuffled to the lanes that share the channel. Longer
+// sequences are right too, and slow.
 //
 // The decay is 2^(d * (A log2 e)): two roundings of the exponent and one of the power, a relative error of at most
 // (|d A| + 2) 2^-23. y is summed by column bits from high to low, in the order of the other families: every number of
 // lanes, rows, warps and chunk tokens, in prefill and in decode, gives the same bits.
 //
 // Launch: runs of channels, none of which spans two groups, by shares of the sequences, runs fastest:
-//   runs = groups * ceil(channels / groups / 32); grid.x = runs * ceil(max(sequences, 1) / 4), at most 2^31 - 1: fewer
+//   runs = groups * ceil(channels / groups / 32); grid.x = runs * ceil(max(sequences, 1) / 8), at most 2^31 - 1: fewer
 //   shares are legal, in whole runs, and blocks go from sequence to sequence;
-//   block.x = 32; dynamic shared memory = 0 bytes.
+//   block.x = 256; dynamic shared memory = 0 bytes.
 // One argument, ScanArgs by value; the struct below is its table. Compile with -fmad=false: products and sums are
 // fused where fmaf says so and nowhere else, so that the order of rounding is what this file says.
 #include <cstddef>
@@ -38,8 +38,9 @@ constexpr int kDState = 16;    // columns of a channel
 constexpr int kLanes = 4;      // lanes that share a channel
 constexpr int kChannels = 32;  // channels of a block
 constexpr int kTile = 4;       // channels a lane owns
+constexpr int kSequences = 8;  // sequences of a block
 constexpr int kPieces = 1;     // 16-byte pieces of a channel's state that a lane owns
-constexpr int kThreads = 32;
+constexpr int kThreads = 256;
 
 // The one argument of every entry. The order is frozen: NumPy (pyharness/args.py), Go and C mirror it.
 // Pointers are device addresses, null where an optional array is absent. Strides are in elements.
@@ -330,48 +331,6 @@ __device__ __forceinline__ __half round_to(float v, uint32_t random, bool stocha
   return __half(out);
 }
 
-// What one entry of a launch's sequence list has to do.
-struct Sequence {
-  int begin = 0;         // first token
-  int end = 0;           // one past the last token
-  int64_t read = -1;     // slot of the initial state, -1: start from zero
-  int64_t write = -1;    // slot of the final state, -1: discard it
-  bool padding = false;  // y rows become 0 and no state is touched
-};
-
-// NOTE: a slot out of range behaves as padding, so no data on the device can reach memory outside the pool. A fresh
-// sequence's read slot is looked at only for padding.
-__device__ __forceinline__ Sequence find_sequence(const ScanArgs& a, int64_t entry) {
-  Sequence q;
-  if (entry >= a.sequences) return q;
-  const int64_t s = a.sequence_order ? a.sequence_order[entry] : entry;
-  if (s < 0 || s >= a.sequences) return q;
-  const int begin = a.cu_seqlens ? a.cu_seqlens[s] : 0;
-  const int end = a.cu_seqlens ? a.cu_seqlens[s + 1] : a.tokens;
-  const int64_t read = a.read_slots ? a.read_slots[s] : s;
-  const int64_t write = a.write_slots ? a.write_slots[s] : read;
-  const bool resume = a.state && (a.resume ? a.resume[s] != 0 : true);
-  q.begin = max(begin, 0);
-  q.end = min(end, a.tokens);
-  q.padding =
-      read == a.pad_slot || (resume && (read < 0 || read >= a.slots)) || (a.state && (write < -1 || write >= a.slots));
-  if (q.padding) return q;
-  if (resume) q.read = read;
-  if (a.state) q.write = write;
-  // An empty sequence that would write back what it read leaves the slot alone.
-  if (q.end <= q.begin && q.read == q.write) q.read = q.write = -1;
-  return q;
-}
-
-// Tokens from here on belong to no sequence: their rows of y become 0.
-__device__ __forceinline__ int first_unused_token(const ScanArgs& a) {
-  if (!a.cu_seqlens) return a.tokens;
-  return min(max(a.cu_seqlens[a.sequences], 0), a.tokens);
-}
-
-// Entries of a launch's list: one a sequence; with none, one entry's blocks still clear the unused rows of y.
-__device__ __forceinline__ int64_t entries_of(const ScanArgs& a) { return max(a.sequences, 1); }
-
 // Sums over the columns of a row: first the quads of a lane, then the lanes that share the row, each as a tree from the
 // highest bit of the index down. Where quads are dealt out to lanes in turn, the order of the columns is then the same
 // whatever the number of lanes.
@@ -422,6 +381,99 @@ __device__ __forceinline__ int folded_index(int lane) {
   return lane % kLanes / (kLanes / kValues);
 }
 
+// A value that the compiler knows nothing of from here on: what it is worked out from comes before, and what is worked
+// out from it stays behind, so that neither gets between a load and those that wait for it.
+template <typename T>
+__device__ __forceinline__ T opaque(T v) {
+#if !defined(SSM_EMULATOR)
+  if constexpr (sizeof(T) == 8) {
+    asm volatile("" : "+l"(v));
+  } else {
+    asm volatile("" : "+r"(v));
+  }
+#endif
+  return v;
+}
+// The numbers of one entry of a launch's sequence list, asked for together, so that they are waited for once. What they
+// mean for the state and for the rest are questions of their own: the state's loads wait for no other answer.
+struct Entry {
+  int begin = 0;   // first token
+  int end = 0;     // one past the last token
+  int read = -1;   // slots as the lists say
+  int write = -1;  // where there is no list, unused
+  int resume = 0;  // not 0: the state goes on from the read slot
+  int last = 0;    // one past the last token of all sequences
+};
+
+// The sequence that an entry of the list visits, out of range: nothing.
+__device__ __forceinline__ int sequence_of(const ScanArgs& a, int entry) {
+  if (!a.sequence_order) return entry;
+  return entry < a.sequences ? a.sequence_order[entry] : -1;
+}
+
+// Of sequence s, which is there. `zero` is 0.
+__device__ __forceinline__ Entry load_entry_of(const ScanArgs& a, uint32_t s, uint32_t zero) {
+  s += zero;
+  Entry e;
+  e.read = static_cast<int>(s), e.end = a.tokens, e.last = a.tokens, e.resume = a.state != nullptr;
+  if (a.read_slots) e.read = a.read_slots[s];
+  if (a.cu_seqlens) e.begin = a.cu_seqlens[s], e.end = a.cu_seqlens[s + 1];
+  if (a.write_slots) e.write = a.write_slots[s];
+  if (a.state && a.resume) e.resume = a.resume[s];
+  if (a.cu_seqlens) e.last = a.cu_seqlens[a.sequences + zero];
+  return e;
+}
+
+// NOTE: the compiler is not to know that every lane has the same numbers: in registers that a warp shares it would move
+// each as soon as it is asked for, and wait there before it asks for the next. The number of a thread's block among
+// those of a block, which is 0, it does not look through.
+__device__ __forceinline__ uint32_t unknown_zero() { return threadIdx.x / kThreads; }
+
+__device__ __forceinline__ Entry load_entry(const ScanArgs& a, int64_t entry) {
+  const int s = sequence_of(a, static_cast<int>(entry));
+  if (s >= 0 && s < a.sequences) return load_entry_of(a, s, 0);
+  return Entry();
+}
+
+__device__ __forceinline__ bool in_pool(const ScanArgs& a, int64_t slot) {
+  return static_cast<uint64_t>(slot) < static_cast<uint64_t>(a.slots);
+}
+
+// Slot of the initial state, -1: start from zero.
+__device__ __forceinline__ int initial_slot(const ScanArgs& a, const Entry& e) {
+  return e.resume && e.read != a.pad_slot && in_pool(a, e.read) ? e.read : -1;
+}
+
+// Slot that the lists give the final state, -1: discard it.
+__device__ __forceinline__ int listed_write(const ScanArgs& a, const Entry& e) {
+  return !a.state ? -1 : a.write_slots ? e.write : e.read;
+}
+
+// NOTE: a slot out of range behaves as padding, so no data on the device can reach memory outside the pool. A fresh
+// sequence's read slot is looked at only for padding. An entry out of range is padding without tokens.
+__device__ __forceinline__ bool is_padding(const ScanArgs& a, const Entry& e) {
+  const int write = listed_write(a, e);
+  return e.read == a.pad_slot || (e.resume && !in_pool(a, e.read)) || (write != -1 && !in_pool(a, write));
+}
+
+// Slot of the final state: an empty sequence that would write back what it read leaves the slot alone.
+__device__ __forceinline__ int final_slot(const ScanArgs& a, const Entry& e, int initial) {
+  const int write = listed_write(a, e);
+  return e.end <= e.begin && initial == write ? -1 : write;
+}
+
+// A condition of an entry's numbers, which is the same on every lane, as one that the compiler knows to be so.
+__device__ __forceinline__ bool uniform(bool condition) { return __any_sync(kWholeWarp, condition); }
+
+// Tokens from here on belong to no sequence: their rows of y become 0.
+__device__ __forceinline__ int first_unused_token(const ScanArgs& a) {
+  if (!a.cu_seqlens) return a.tokens;
+  return min(max(a.cu_seqlens[a.sequences], 0), a.tokens);
+}
+
+// Entries of a launch's list: one a sequence; with none, one entry's blocks still clear the unused rows of y.
+__device__ __forceinline__ int64_t entries_of(const ScanArgs& a) { return max(a.sequences, 1); }
+
 // Which run of channels a block works on, and which sequences. Mamba-1: head_dim is 1, a head is a channel. A run lies
 // within one group, so that all its channels share B and C. A block keeps its run and goes from sequence to sequence:
 // what belongs to channels is loaded once.
@@ -449,18 +501,65 @@ __device__ __forceinline__ ChannelRun find_channels(const ScanArgs& a, int chann
   return w;
 }
 
-// Zeros in the block's channels of y.
-__device__ __forceinline__ void clear_channels(const ScanArgs& a, const ChannelRun& w, int64_t begin, int64_t end,
-                                               int64_t step) {
+// Zeros in the run's channels of y, by so many threads.
+__device__ __forceinline__ void clear_channels(const ScanArgs& a, const ChannelRun& w, int thread, int threads,
+                                               int64_t begin, int64_t end, int64_t step) {
   Io* y = static_cast<Io*>(a.y) + w.first;
   for (int64_t t = begin; t < end; t += step) {
-    for (int c = threadIdx.x; c < w.valid; c += blockDim.x) y[t * a.y_stride + c] = from_f32<Io>(0.f);
+    for (int c = thread; c < w.valid; c += threads) y[t * a.y_stride + c] = from_f32<Io>(0.f);
   }
 }
 
-// The block's share of the tokens that belong to no sequence.
-__device__ __forceinline__ void clear_unused(const ScanArgs& a, const ChannelRun& w) {
-  clear_channels(a, w, first_unused_token(a) + static_cast<int64_t>(w.entry), a.tokens, w.step);
+// a / b for numbers below kShort, by one reciprocal. NOTE: exact. With a half added no quotient is nearer to a whole
+// number than 1 / 2b, and an error of 2^-22 of it, which is what the instruction may have, is less than that.
+constexpr int64_t kShort = 1 << 21;
+__device__ __forceinline__ uint32_t divide_short(uint32_t a, uint32_t b) {
+  return static_cast<uint32_t>(__fdividef(static_cast<float>(a) + 0.5f, static_cast<float>(b)));
+}
+
+// Items of work: a run of channels of some of the sequences, runs fastest. No run spans two groups.
+struct Runs {
+  uint32_t of_group, all, channels;  // runs of a group, of all groups, and channels of a group
+};
+
+__device__ __forceinline__ Runs runs_from(const ScanArgs& a, int channels, uint32_t of_group) {
+  const uint32_t runs = (of_group + channels - 1) / channels;
+  return {runs, runs * a.groups, of_group};
+}
+
+// `kShortNumbers`: heads and the item are below kShort, which the usual ones are: no number is divided as an integer.
+template <bool kShortNumbers>
+__device__ __forceinline__ Runs find_runs(const ScanArgs& a, int channels) {
+  const uint32_t heads = a.heads, groups = a.groups;
+  if (groups == 1) return runs_from(a, channels, heads);
+  return runs_from(a, channels, kShortNumbers ? divide_short(heads, groups) : heads / groups);
+}
+
+__device__ __forceinline__ int64_t channel_items(const ScanArgs& a, const Runs& runs, int sequences) {
+  return (entries_of(a) + sequences - 1) / sequences * runs.all;
+}
+
+template <bool kShortNumbers>
+__device__ __forceinline__ ChannelRun find_channels(const ScanArgs& a, const Runs& runs, int64_t item, int channels) {
+  uint32_t entry;
+  if (!kShortNumbers) {
+    entry = static_cast<uint32_t>(item / runs.all);
+  } else if ((runs.all & (runs.all - 1)) == 0) {
+    entry = static_cast<uint32_t>(item) >> (31 - __clz(runs.all));  // the usual number
+  } else {
+    entry = divide_short(static_cast<uint32_t>(item), runs.all);
+  }
+  const uint32_t run = static_cast<uint32_t>(item - static_cast<int64_t>(entry) * runs.all);
+  uint32_t group = 0;
+  if (a.groups != 1) group = kShortNumbers ? divide_short(run, runs.of_group) : run / runs.of_group;
+  const uint32_t in_group = (run - group * runs.of_group) * channels;
+  ChannelRun w;
+  w.entry = entry;
+  w.step = 0;
+  w.group = static_cast<int>(group);
+  w.first = static_cast<int>(group * runs.channels + in_group);
+  w.valid = min(channels, static_cast<int>(runs.channels - in_group));
+  return w;
 }
 
 // One token's step of four columns: S = decay * S + dx * B, and the sum of S * C over them.
@@ -697,48 +796,63 @@ __device__ __forceinline__ RowScale row_scale(uint32_t largest_bits) {
   return scale;
 }
 
-constexpr int kSlice = kPieces * kPiece;    // columns a lane owns of a channel
-constexpr int kShares = 32 / kLanes;        // groups of lanes of a warp: a lane's channels are so far apart
+constexpr int kSlice = kPieces * kPiece;  // columns a lane owns of a channel
+constexpr int kShares = 32 / kLanes;  // groups of lanes of a warp: a lane's channels are so far apart
+constexpr int kTogether = kSequences * 32 > kThreads ? kSequences * 32 / kThreads : 1;  // sequences of a warp
+constexpr int kOfOne = kThreads * kTogether / kSequences;  // threads that serve the same sequences, whole warps
 constexpr bool kRounds = sizeof(State) < 4;  // stores lose bits
-constexpr int kOwners = kLanes / kTile;     // lanes that compute the step and y of the same channel
+constexpr int kOwners = kLanes / kTile;  // lanes that compute the step and y of the same channel
 
 __device__ __forceinline__ int column_of(int lane, int piece) { return kPiece * (lane + kLanes * piece); }
 
 // Where a lane works: its columns, and the one channel of its tile whose step and y it computes.
 struct Place {
-  int lane;           // among those that share its channels
-  int channel;        // its first; the others follow kShares apart
-  int own;            // the channel whose step and y it computes
-  int valid;          // channels of the run that are there
-  int64_t first_row;  // the run's first channel
+  int lane;     // among those that share its channels
+  int channel;  // its first among those of the run; the others follow kShares apart
+  int own;      // the channel whose step and y it computes
 };
 
-// What a lane reads of one token, as it is stored, so that nothing waits for it before it is used: its columns of B and
-// C, which serve all its channels, and dt, x and z of its own.
+__device__ __forceinline__ Place place_of(uint32_t thread) {
+  Place at;
+  at.lane = thread % kLanes;
+  at.channel = thread % kOfOne / 32 * (kShares * kTile) + thread % 32 / kLanes;
+  at.own = at.channel + folded_index<kLanes, kTile>(at.lane) * kShares;
+  return at;
+}
+
+// What a lane reads of one token, as it is stored, so that nothing is waited for where it is asked for: its columns of
+// B and C, which serve all its channels, and dt, x and z of its own.
 struct Token {
   Piece<Io> B[kPieces], C[kPieces];
-  Io x, z;
-  uint32_t dt;  // the bits of an f32 or of an io
+  uint32_t dt, x, z;  // dt: the bits of an f32 or of an io
 };
 
-// kFast: state, A, B and C take accesses of 16 bytes (or all that a lane needs of them), and A is one a column.
+__device__ __forceinline__ uint32_t load_dt_bits(const ScanArgs& a, int64_t index) {
+  if (sizeof(Io) == 4 || a.flags & kFlagDtF32) return static_cast<const uint32_t*>(a.dt)[index];
+  return static_cast<const typename BitsOf<sizeof(Io)>::type*>(a.dt)[index];
+}
+
+__device__ __forceinline__ float dt_of(const ScanArgs& a, const Token& token) {
+  return a.flags & kFlagDtF32 ? __uint_as_float(token.dt) : to_f32(element_of(token.dt, Io()));
+}
+
+// B and C of a lane's columns and dt, x and z of channel `own`. kFast: B and C take accesses of 16 bytes (or all that a
+// lane needs of them).
 template <bool kFast>
-__device__ __forceinline__ void load_token(Token& to, const ScanArgs& a, int group, const Place& at, int64_t t) {
-  const bool owns = at.own < at.valid;
-  const int64_t row = at.first_row + at.own;
-  to.dt = 0u;
-  if (owns) {
-    const int64_t index = t * a.dt_stride + row;
-    to.dt = a.flags & kFlagDtF32 ? static_cast<const uint32_t*>(a.dt)[index]
-                                 : static_cast<const typename BitsOf<sizeof(Io)>::type*>(a.dt)[index];
-  }
-  to.x = owns ? static_cast<const Io*>(a.x)[t * a.x_stride + row] : from_f32<Io>(0.f);
-  to.z = owns && a.z ? static_cast<const Io*>(a.z)[t * a.z_stride + row] : from_f32<Io>(0.f);
-  const Io* B = static_cast<const Io*>(a.B) + t * a.B_stride + static_cast<int64_t>(group) * kDState;
-  const Io* C = static_cast<const Io*>(a.C) + t * a.C_stride + static_cast<int64_t>(group) * kDState;
+__device__ __forceinline__ void load_token(Token& to, const ScanArgs& a, const ChannelRun& w, int lane, int own,
+                                           int64_t t) {
+  using Bits = typename BitsOf<sizeof(Io)>::type;
+  const uint32_t row = w.first + own;
+  const uint32_t column = w.group * kDState;
+  to.dt = load_dt_bits(a, t * a.dt_stride + row);
+  to.x = static_cast<const Bits*>(a.x)[t * a.x_stride + row];
+  to.z = 0u;
+  if (a.z) to.z = static_cast<const Bits*>(a.z)[t * a.z_stride + row];
+  const Io* B = static_cast<const Io*>(a.B) + (t * a.B_stride + column);
+  const Io* C = static_cast<const Io*>(a.C) + (t * a.C_stride + column);
 #pragma unroll
   for (int i = 0; i < kPieces; ++i) {
-    const int n = column_of(at.lane, i);
+    const int n = column_of(lane, i);
     if constexpr (kFast) {
       load_piece<false>(to.B[i], B, n, kDState);
       load_piece<false>(to.C[i], C, n, kDState);
@@ -749,336 +863,288 @@ __device__ __forceinline__ void load_token(Token& to, const ScanArgs& a, int gro
   }
 }
 
-// log2 e times A of a lane's columns of a channel.
+// A of a lane's columns of a channel.
 template <bool kFast>
-__device__ __forceinline__ void load_A(float (&A)[kSlice], const ScanArgs& a, int64_t row, int lane) {
+__device__ __forceinline__ void load_A(float (&A)[kSlice], const ScanArgs& a, const float* values, int64_t row,
+                                       int lane) {
+#pragma unroll
+  for (int i = 0; i < kSlice; i += 4) {
+    const int n = column_of(lane, i / kPiece) + i % kPiece;
+    float4 v = make_float4(0.f, 0.f, 0.f, 0.f);
+    if constexpr (kFast) {
+      if (n < kDState) v = *reinterpret_cast<const float4*>(values + n);
+    } else {
+      const bool per_column = a.flags & kFlagPerColumnA;
+      if (n + 0 < kDState) v.x = per_column ? values[n + 0] : a.A[row];
+      if (n + 1 < kDState) v.y = per_column ? values[n + 1] : a.A[row];
+      if (n + 2 < kDState) v.z = per_column ? values[n + 2] : a.A[row];
+      if (n + 3 < kDState) v.w = per_column ? values[n + 3] : a.A[row];
+    }
+    A[i] = v.x, A[i + 1] = v.y, A[i + 2] = v.z, A[i + 3] = v.w;
+  }
+}
+
+// One token's step of one of a lane's channels. Leaves the sums of S * C of each quad of a piece: sums over columns go by
+// column bits from high to low: pieces of a lane, lanes, quads of a piece.
+__device__ __forceinline__ void advance_channel(float (&s)[kSlice], const float (&A)[kSlice], const Token& token,
+                                                float d, float dx, float (&sums)[kPieceQuads]) {
+  float pieces[kPieceQuads][kPieces];
 #pragma unroll
   for (int i = 0; i < kPieces; ++i) {
 #pragma unroll
     for (int q = 0; q < kPieceQuads; ++q) {
-      const int n = column_of(lane, i) + 4 * q;
-      float* to = A + i * kPiece + 4 * q;
-      if constexpr (kFast) {
-        float4 v = make_float4(0.f, 0.f, 0.f, 0.f);
-        if (n < kDState) v = *reinterpret_cast<const float4*>(a.A + row * kDState + n);
-        to[0] = v.x, to[1] = v.y, to[2] = v.z, to[3] = v.w;
-      } else {
+      const int at = i * kPiece + 4 * q;
+      const float4 decay = make_float4(exp2_approx(d * (A[at] * kLog2e)), exp2_approx(d * (A[at + 1] * kLog2e)),
+                                       exp2_approx(d * (A[at + 2] * kLog2e)), exp2_approx(d * (A[at + 3] * kLog2e)));
+      pieces[q][i] = advance(s + at, decay, dx, quad_of(token.B[i], q), quad_of(token.C[i], q));
+    }
+  }
 #pragma unroll
-        for (int k = 0; k < 4; ++k) {
-          to[k] = n + k < kDState ? a.A[a.flags & kFlagPerColumnA ? row * kDState + n + k : row] : 0.f;
-        }
-      }
+  for (int q = 0; q < kPieceQuads; ++q) sums[q] = sum_quads(pieces[q]);
+}
+
+// NOTE: no streaming hint, for loads either: it measured up to 2 % slower here, where A and tokens are read beside states.
+__device__ __forceinline__ void store_words(State* to, const Piece<State>& piece) {
+  *reinterpret_cast<uint4*>(to) = make_uint4(piece.w[0], piece.w[1], piece.w[2], piece.w[3]);
+}
+
+__device__ __forceinline__ void widen(float (&s)[kSlice], const Piece<State> (&stored)[kPieces]) {
+#pragma unroll
+  for (int i = 0; i < kPieces; ++i) {
+#pragma unroll
+    for (int q = 0; q < kPieceQuads; ++q) {
+      const float4 v = quad_of(stored[i], q);
+      float* to = s + i * kPiece + 4 * q;
+      to[0] = v.x, to[1] = v.y, to[2] = v.z, to[3] = v.w;
     }
   }
 }
 
-// One token's step of a lane's channels; returns the sum of S * C of the channel that the lane owns. Sums over columns
-// go by column bits from high to low: pieces of a lane, lanes, quads of a piece.
-__device__ __forceinline__ float advance_channels(float (&s)[kTile][kSlice], const float (&A)[kTile][kSlice],
-                                                  const Token& token, float own_d, int lane) {
-  const float own_dx = own_d * to_f32(token.x);
-  float sums[kPieceQuads][kTile][kPieces];
+// The usual steps of a warp's sequences: one that has one token goes on from one slot to another, with softplus, D and
+// z, rounding to nearest, and everything takes whole vectors. Token s is then that of sequence s, so that it is asked
+// for before the offsets are there, and the state as soon as its slot is known. What else the numbers say is judged
+// when all that is on its way: a sequence that they send the long way stores nothing here. Returns a bit for each that
+// took its step.
+__device__ __forceinline__ uint32_t take_usual_steps(const ScanArgs& a, const ChannelRun& w, const Place& at,
+                                                     const Entry (&e)[kTogether], const uint32_t (&t)[kTogether],
+                                                     const bool (&there)[kTogether]) {
+  constexpr int kNext = kShares * kDState;  // elements from a lane's channel to its next
+  const uint64_t first = static_cast<uint32_t>(w.first + at.channel) * uint64_t{kDState};
+  Token tokens[kTogether];
 #pragma unroll
-  for (int r = 0; r < kTile; ++r) {
-    const float d = __shfl_sync(kWholeWarp, own_d, r * kOwners, kLanes);
-    const float dx = __shfl_sync(kWholeWarp, own_dx, r * kOwners, kLanes);
+  for (int k = 0; k < kTogether; ++k) load_token<true>(tokens[k], a, w, at.lane, at.own, t[k]);
+  const float bias = a.dt_bias ? a.dt_bias[w.first + at.own] : 0.f, D = a.D[w.first + at.own];
+  float A[kTile][kSlice];
 #pragma unroll
-    for (int i = 0; i < kPieces; ++i) {
-#pragma unroll
-      for (int q = 0; q < kPieceQuads; ++q) {
-        const int at = i * kPiece + 4 * q;
-        const float4 decay = make_float4(exp2_approx(d * A[r][at]), exp2_approx(d * A[r][at + 1]),
-                                         exp2_approx(d * A[r][at + 2]), exp2_approx(d * A[r][at + 3]));
-        sums[q][r][i] = advance(s[r] + at, decay, dx, quad_of(token.B[i], q), quad_of(token.C[i], q));
-      }
-    }
-  }
-  float quads[kPieceQuads];
-#pragma unroll
-  for (int q = 0; q < kPieceQuads; ++q) {
-    float channels[kTile];
-#pragma unroll
-    for (int r = 0; r < kTile; ++r) channels[r] = sum_quads(sums[q][r]);
-    fold_lanes<kLanes, kTile>(channels, lane);
-    quads[q] = sum_lanes(channels[0], kOwners);
-  }
-  return sum_quads(quads);
-}
+  for (int r = 0; r < kTile; ++r) load_A<true>(A[r], a, a.A + first + r * kNext, 0, at.lane);
+  __syncwarp();  // what waits for the slots stays behind the loads that do not
 
-__device__ __forceinline__ void widen_state(float (&s)[kTile][kSlice], const Piece<State> (&stored)[kTile][kPieces]) {
+  State* const in_slot = opaque(static_cast<State*>(a.state) + first + column_of(at.lane, 0));
+  Piece<State> stored[kTogether][kTile][kPieces];
+  bool in_range[kTogether];
 #pragma unroll
-  for (int r = 0; r < kTile; ++r) {
+  for (int k = 0; k < kTogether; ++k) {
+    const uint32_t read = e[k].read;
+    in_range[k] = e[k].read >= 0 && read < static_cast<uint64_t>(a.slots);
+    const State* const from = opaque(in_slot + read * a.state_stride);
 #pragma unroll
-    for (int i = 0; i < kPieces; ++i) {
-#pragma unroll
-      for (int q = 0; q < kPieceQuads; ++q) {
-        const float4 v = quad_of(stored[r][i], q);
-        float* to = s[r] + i * kPiece + 4 * q;
-        to[0] = v.x, to[1] = v.y, to[2] = v.z, to[3] = v.w;
-      }
-    }
-  }
-}
-
-// A lane's channels from a slot, -1: zeros.
-template <bool kFast>
-__device__ __forceinline__ void load_channels(float (&s)[kTile][kSlice], const ScanArgs& a, const Place& at,
-                                              int64_t slot) {
-  Piece<State> stored[kTile][kPieces];
-#pragma unroll
-  for (int r = 0; r < kTile; ++r) {
-    const int channel = at.channel + r * kShares;
-    const State* from = static_cast<const State*>(a.state) + slot * a.state_stride + (at.first_row + channel) * kDState;
-#pragma unroll
-    for (int i = 0; i < kPieces; ++i) {
-      clear(stored[r][i]);
-      if (slot >= 0 && channel < at.valid) {
-        if constexpr (kFast) {
-          load_piece<true>(stored[r][i], from, column_of(at.lane, i), kDState);
-        } else {
-          load_elements(stored[r][i], from, column_of(at.lane, i), kDState);
-        }
-      }
-    }
-  }
-  widen_state(s, stored);
-}
-
-// Stores a lane's channels to a slot.
-template <bool kFast>
-__device__ __forceinline__ void store_channels(const ScanArgs& a, const float (&s)[kTile][kSlice], int64_t slot,
-                                               int token, const Place& at, const Rounding& rounding) {
-#pragma unroll
-  for (int r = 0; r < kTile; ++r) {
-    const int channel = at.channel + r * kShares;
-    if (channel < at.valid) {
-      const int64_t row = at.first_row + channel;
-      State* to = static_cast<State*>(a.state) + slot * a.state_stride + row * kDState;
+    for (int r = 0; r < kTile; ++r) {
 #pragma unroll
       for (int i = 0; i < kPieces; ++i) {
-        const int n = column_of(at.lane, i);
+        clear(stored[k][r][i]);
+        if (in_range[k] && column_of(at.lane, i) < kDState) {
+          load_piece<false>(stored[k][r][i], from + r * kNext + i * kPiece * kLanes, 0, kDState);
+        }
+      }
+    }
+  }
+
+  uint32_t taken = 0;
+#pragma unroll
+  for (int k = 0; k < kTogether; ++k) {
+    const int final = listed_write(a, e[k]);
+    const bool usual = there[k] & (e[k].begin == static_cast<int>(t[k])) & (e[k].end == static_cast<int>(t[k]) + 1) &
+                       (e[k].resume != 0) & (e[k].read != a.pad_slot) & in_range[k] & in_pool(a, final);
+    const float own_d = softplus(dt_of(a, tokens[k]) + bias);
+    const float x = to_f32(element_of(tokens[k].x, Io()));
+    const float own_dx = own_d * x;
+    const float open = gate(to_f32(element_of(tokens[k].z, Io())));
+    State* const to = in_slot + final * a.state_stride;
+    float sums[kTile][kPieceQuads];
+    // A channel is widened, moved on, narrowed and stored at once.
+#pragma unroll
+    for (int r = 0; r < kTile; ++r) {
+      float s[kSlice];
+      widen(s, stored[k][r]);
+      const float d = __shfl_sync(kWholeWarp, own_d, r * kOwners, kLanes);
+      const float dx = __shfl_sync(kWholeWarp, own_dx, r * kOwners, kLanes);
+      advance_channel(s, A[r], tokens[k], d, dx, sums[r]);
+#pragma unroll
+      for (int i = 0; i < kPieces; ++i) {
         Piece<State> piece;
 #pragma unroll
         for (int q = 0; q < kPieceQuads; ++q) {
-          uint4 random = make_uint4(0u, 0u, 0u, 0u);
-          if (kRounds && rounding.stochastic) {
-            random = draw4(rounding, static_cast<uint32_t>(row), (kDState + 3) / 4, n / 4 + q, slot, token);
-          }
-          round_quad(piece, q, s[r] + i * kPiece + 4 * q, random, kRounds && rounding.stochastic, RowScale());
+          round_quad(piece, q, s + i * kPiece + 4 * q, make_uint4(0u, 0u, 0u, 0u), false, RowScale());
         }
-        if constexpr (kFast) {
-          store_piece(to, n, piece, kDState);
-        } else {
-          store_elements(to, n, piece, kDState);
-        }
+        if (usual && column_of(at.lane, i) < kDState) store_words(to + r * kNext + i * kPiece * kLanes, piece);
       }
     }
+    float quads[kPieceQuads];
+#pragma unroll
+    for (int q = 0; q < kPieceQuads; ++q) {
+      float channels[kTile];
+#pragma unroll
+      for (int r = 0; r < kTile; ++r) channels[r] = sums[r][q];
+      fold_lanes<kLanes, kTile>(channels, at.lane);
+      quads[q] = sum_lanes(channels[0], kOwners);
+    }
+    const float out = fmaf(D, x, sum_quads(quads)) * open;
+    Io* const y = static_cast<Io*>(a.y) + (t[k] * a.y_stride + static_cast<uint32_t>(w.first + at.own));
+    if (usual && at.lane % kOwners == 0) *y = from_f32<Io>(out);
+    if (uniform(usual)) taken |= 1u << k;
   }
+  return taken;
 }
 
-// What a block needs of its channels, whatever the sequence.
-struct Constants {
-  float A[kTile][kSlice];  // times log2 e
-  float D, dt_bias;        // of the channel whose y the lane computes
+// Stores a lane's columns of a channel to a slot.
+template <bool kFast>
+__device__ __forceinline__ void store_channel(const ScanArgs& a, int64_t row, const float (&s)[kSlice], int64_t slot,
+                                              int token, int lane) {
   Rounding rounding;
-};
-
-template <bool kFast>
-__device__ __forceinline__ void load_constants(Constants& to, const ScanArgs& a, const Place& at) {
-  const bool owns = at.own < at.valid;
-  to.dt_bias = owns && a.dt_bias ? a.dt_bias[at.first_row + at.own] : 0.f;
-  to.D = owns && a.D ? a.D[at.first_row + at.own] : 0.f;
-#pragma unroll
-  for (int r = 0; r < kTile; ++r) {
-    const int channel = at.channel + r * kShares;
-    if (channel < at.valid) {
-      load_A<kFast>(to.A[r], a, at.first_row + channel, at.lane);
-    } else {
-#pragma unroll
-      for (int n = 0; n < kSlice; ++n) to.A[r][n] = 0.f;
-    }
-#pragma unroll
-    for (int n = 0; n < kSlice; ++n) to.A[r][n] *= kLog2e;
-  }
-  if constexpr (kRounds) to.rounding = find_rounding(a.rounding_key);
-}
-
-// Any sequence, all its tokens.
-template <bool kFast>
-__device__ __forceinline__ void serve(const ScanArgs& a, const ChannelRun& w, const Place& at, int64_t entry) {
-  const Sequence q = find_sequence(a, entry);
-  if (q.padding) {
-    clear_channels(a, w, q.begin, q.end, 1);
-    return;
-  }
-  Constants constants;
-  load_constants<kFast>(constants, a, at);
-  float s[kTile][kSlice];
-  load_channels<kFast>(s, a, at, q.read);
-  Io* y = static_cast<Io*>(a.y) + at.first_row + at.own;
-#pragma unroll 1
-  for (int t = q.begin; t < q.end; ++t) {
-    Token token;
-    load_token<kFast>(token, a, w.group, at, t);
-    const float dt = a.flags & kFlagDtF32 ? __uint_as_float(token.dt) : to_f32(element_of(token.dt, Io()));
-    const float d = step_size(dt, constants.dt_bias, a.flags, a.dt_min, a.dt_max);
-    float out = advance_channels(s, constants.A, token, d, at.lane);
-    if (at.own < at.valid && at.lane % kOwners == 0) {
-      if (a.D) out = fmaf(constants.D, to_f32(token.x), out);
-      if (a.z) out *= gate(to_f32(token.z));
-      y[t * a.y_stride] = from_f32<Io>(out);
-    }
-    const int64_t slot = a.checkpoint_slots ? a.checkpoint_slots[t] : -1;
-    if (slot >= 0 && slot < a.slots) store_channels<kFast>(a, s, slot, t - q.begin, at, constants.rounding);
-  }
-  if (q.write >= 0) store_channels<kFast>(a, s, q.write, q.end - q.begin - 1, at, constants.rounding);
-}
-
-// The sequences that models decode: one token, softplus, no limits, D and z there, no checkpoints, rounding to nearest,
-// whole runs of channels, rows that take vectors. Nothing is tested then, and addresses are a few instructions.
-struct Step {
-  Piece<State> stored[kTile][kPieces];
-  Token token;
-  int begin;
-};
-
-// Where a lane finds what belongs to its channels, in elements from the start of a slot or of a token's row.
-struct Offsets {
-  int64_t state;
-  int own, columns;
-};
-
-// The lists of up to 32 sequences are read at once, an entry a lane.
-struct Listed {
-  int begin, read, write;
-};
-
-// Asks for the state and the token of the sequence that lane `of` has the numbers of.
-__device__ __forceinline__ void ask_step(Step& to, const ScanArgs& a, const Offsets& at, int lane, const Listed& mine,
-                                         int of) {
-  const int begin = __shfl_sync(kWholeWarp, mine.begin, of), read = __shfl_sync(kWholeWarp, mine.read, of);
-  const State* from = static_cast<const State*>(a.state) + read * a.state_stride + at.state;
-#pragma unroll
-  for (int r = 0; r < kTile; ++r) {
-#pragma unroll
-    for (int i = 0; i < kPieces; ++i) {
-      clear(to.stored[r][i]);
-      if (read >= 0 && column_of(lane, i) < kDState) {
-        load_piece<false>(to.stored[r][i], from + kShares * kDState * r + kPiece * kLanes * i, 0, kDState);
-      }
-    }
-  }
-  const int64_t t = begin;
-  to.begin = begin;
-  to.token.dt = a.flags & kFlagDtF32
-                    ? (static_cast<const uint32_t*>(a.dt) + t * a.dt_stride)[at.own]
-                    : (static_cast<const typename BitsOf<sizeof(Io)>::type*>(a.dt) + t * a.dt_stride)[at.own];
-  to.token.x = (static_cast<const Io*>(a.x) + t * a.x_stride)[at.own];
-  to.token.z = (static_cast<const Io*>(a.z) + t * a.z_stride)[at.own];
-  const Io* B = static_cast<const Io*>(a.B) + t * a.B_stride + at.columns;
-  const Io* C = static_cast<const Io*>(a.C) + t * a.C_stride + at.columns;
+  if constexpr (kRounds) rounding = find_rounding(a.rounding_key);
+  State* to = static_cast<State*>(a.state) + slot * a.state_stride + row * kDState;
 #pragma unroll
   for (int i = 0; i < kPieces; ++i) {
-    clear(to.token.B[i]);
-    clear(to.token.C[i]);
-    if (column_of(lane, i) < kDState) {
-      load_piece<false>(to.token.B[i], B + kPiece * kLanes * i, 0, kDState);
-      load_piece<false>(to.token.C[i], C + kPiece * kLanes * i, 0, kDState);
+    const int n = column_of(lane, i);
+    Piece<State> piece;
+#pragma unroll
+    for (int q = 0; q < kPieceQuads; ++q) {
+      uint4 random = make_uint4(0u, 0u, 0u, 0u);
+      if (kRounds && rounding.stochastic) {
+        random = draw4(rounding, static_cast<uint32_t>(row), (kDState + 3) / 4, n / 4 + q, slot, token);
+      }
+      round_quad(piece, q, s + i * kPiece + 4 * q, random, kRounds && rounding.stochastic, RowScale());
+    }
+    if constexpr (kFast) {
+      if (n < kDState) store_words(to + n, piece);
+    } else {
+      store_elements(to, n, piece, kDState);
     }
   }
 }
 
-__device__ __forceinline__ void take_step(const Step& step, const ScanArgs& a, const Offsets& at, int lane,
-                                          const Constants& constants, int write) {
-  float s[kTile][kSlice];
-  widen_state(s, step.stored);
-  const float dt = a.flags & kFlagDtF32 ? __uint_as_float(step.token.dt) : to_f32(element_of(step.token.dt, Io()));
-  const float d = softplus(dt + constants.dt_bias);
-  float out = advance_channels(s, constants.A, step.token, d, lane);
-  out = fmaf(constants.D, to_f32(step.token.x), out) * gate(to_f32(step.token.z));
-  if (lane % kOwners == 0) (static_cast<Io*>(a.y) + step.begin * a.y_stride)[at.own] = from_f32<Io>(out);
-  State* to = static_cast<State*>(a.state) + write * a.state_stride + at.state;
-#pragma unroll
+// Any sequence, all its tokens, one of a lane's channels after the other. kFast: state, A, B and C take accesses of 16
+// bytes, and A is one a column.
+template <bool kFast>
+__device__ __forceinline__ void run_any(const ScanArgs& a, const ChannelRun& w, const Entry& e, const Place& at) {
+  const int begin = max(e.begin, 0), end = min(e.end, a.tokens);
+  if (uniform(is_padding(a, e))) {
+    clear_channels(a, w, threadIdx.x % kOfOne, kOfOne, begin, end, 1);
+    return;
+  }
+  const int initial = initial_slot(a, e), final = final_slot(a, e, initial);
+#pragma unroll 1
   for (int r = 0; r < kTile; ++r) {
+    const int channel = at.channel + r * kShares;
+    const bool there = channel < w.valid;
+    const int own = there ? channel : 0;  // lanes of no channel take part in what lanes do together
+    const int64_t row = w.first + static_cast<int64_t>(own);
+    const float bias = a.dt_bias ? a.dt_bias[row] : 0.f, D = a.D ? a.D[row] : 0.f;
+    float A[kSlice], s[kSlice];
+    load_A<kFast>(A, a, a.A + row * kDState, row, at.lane);
+    {
+      const State* from = static_cast<const State*>(a.state) + (initial * a.state_stride + row * kDState);
+      Piece<State> stored[kPieces];
 #pragma unroll
-    for (int i = 0; i < kPieces; ++i) {
-      Piece<State> piece;
-#pragma unroll
-      for (int q = 0; q < kPieceQuads; ++q) {
-        round_quad(piece, q, s[r] + i * kPiece + 4 * q, make_uint4(0u, 0u, 0u, 0u), false, RowScale());
+      for (int i = 0; i < kPieces; ++i) {
+        clear(stored[i]);
+        if (there && initial >= 0) {
+          if constexpr (kFast) {
+            load_piece<false>(stored[i], from, column_of(at.lane, i), kDState);
+          } else {
+            load_elements(stored[i], from, column_of(at.lane, i), kDState);
+          }
+        }
       }
-      if (write >= 0 && column_of(lane, i) < kDState) {
-        store_piece(to + kShares * kDState * r + kPiece * kLanes * i, 0, piece, kDState);
-      }
+      widen(s, stored);
     }
+#pragma unroll 1
+    for (int t = begin; t < end; ++t) {
+      Token token;
+      load_token<kFast>(token, a, w, at.lane, own, t);
+      const float d = step_size(dt_of(a, token), bias, a.flags, a.dt_min, a.dt_max);
+      const float x = to_f32(element_of(token.x, Io()));
+      float quads[kPieceQuads];
+      advance_channel(s, A, token, d, d * x, quads);
+#pragma unroll
+      for (int q = 0; q < kPieceQuads; ++q) quads[q] = sum_lanes(quads[q], kLanes);
+      float out = sum_quads(quads);
+      if (a.D) out = fmaf(D, x, out);
+      if (a.z) out *= gate(to_f32(element_of(token.z, Io())));
+      if (there && at.lane == 0) static_cast<Io*>(a.y)[t * a.y_stride + row] = from_f32<Io>(out);
+      const int64_t slot = a.checkpoint_slots ? a.checkpoint_slots[t] : -1;
+      if (there && slot >= 0 && slot < a.slots) store_channel<kFast>(a, row, s, slot, t - begin, at.lane);
+    }
+    if (there && final >= 0) store_channel<kFast>(a, row, s, final, end - begin - 1, at.lane);
   }
 }
 
-extern "C" __global__ void __launch_bounds__(kThreads, 16)
-ssm_selective_n16_l4_r32_w1_c1_s4_bf16_sf32(const __grid_constant__ ScanArgs a) {
-  const ChannelRun w = find_channels(a, kChannels);
-  const uint32_t entries = static_cast<uint32_t>(entries_of(a));
-  Place at;
-  at.lane = threadIdx.x % kLanes;
-  at.channel = threadIdx.x / 32 * (kShares * kTile) + threadIdx.x % 32 / kLanes;
-  at.own = at.channel + folded_index<kLanes, kTile>(at.lane) * kShares;
-  at.valid = w.valid;
-  at.first_row = w.first;
-  constexpr uint32_t kVectors = kFlagVectorState | kFlagVectorB | kFlagVectorC | kFlagPerColumnA;
-  const bool vectors =
-      (a.flags & kVectors) == kVectors && kDState % 4 == 0 && reinterpret_cast<uintptr_t>(a.A) % 16 == 0;
-  const bool usual = vectors && (a.flags & (kFlagSoftplus | kFlagDtLimit)) == kFlagSoftplus && a.z && a.D &&
-                     !a.checkpoint_slots && !(kRounds && a.rounding_key) && w.valid == kChannels;
-  const Offsets offsets{(w.first + static_cast<int64_t>(at.channel)) * kDState + column_of(at.lane, 0),
-                        w.first + at.own, w.group * kDState + column_of(at.lane, 0)};
-  Constants constants;
-  bool loaded = false;
-#pragma unroll 1
-  for (uint32_t first = w.entry; first < entries; first += 32 * w.step) {
-    const int64_t entry = first + static_cast<int64_t>(threadIdx.x % 32) * w.step;
-    const Sequence q = find_sequence(a, entry);
-    const Listed mine{q.begin, static_cast<int>(q.read), static_cast<int>(q.write)};
-    uint32_t steps = __ballot_sync(kWholeWarp, usual && entry < entries && !q.padding && q.end - q.begin == 1);
-    uint32_t others = __ballot_sync(kWholeWarp, entry < entries) & ~steps;
+// Whether all sequences of a launch may take the usual step as far as the arguments tell.
+__device__ __forceinline__ bool is_usual(const ScanArgs& a) {
+  constexpr uint32_t kWanted = kFlagVectorState | kFlagVectorB | kFlagVectorC | kFlagPerColumnA | kFlagSoftplus;
+  return kDState % 4 == 0 && (a.flags & (kWanted | kFlagDtLimit)) == kWanted &&
+         reinterpret_cast<uintptr_t>(a.A) % 16 == 0 && a.z && a.D && !a.checkpoint_slots &&
+         !(kRounds && a.rounding_key) && 0 < a.tokens && a.tokens <= a.sequences;
+}
 
-    // Two sequences at a time, in registers of their own: one's state is on its way while the other's is used.
-    Step even, odd;
-    int now = 0, next = 0;
-    if (steps) {
-      now = __ffs(steps) - 1;
-      steps &= steps - 1;
-      ask_step(even, a, offsets, at.lane, mine, now);
-      if (!loaded) load_constants<true>(constants, a, at);
-      loaded = true;
-#pragma unroll 1
-      for (;;) {
-        const bool more = steps;
-        if (more) {
-          next = __ffs(steps) - 1;
-          steps &= steps - 1;
-          ask_step(odd, a, offsets, at.lane, mine, next);
-        }
-        take_step(even, a, offsets, at.lane, constants, __shfl_sync(kWholeWarp, mine.write, now));
-        if (!more) break;
-        const bool again = steps;
-        if (again) {
-          now = __ffs(steps) - 1;
-          steps &= steps - 1;
-          ask_step(even, a, offsets, at.lane, mine, now);
-        }
-        take_step(odd, a, offsets, at.lane, constants, __shfl_sync(kWholeWarp, mine.write, next));
-        if (!again) break;
-      }
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
+constexpr int kBlocks = 3;
+#else
+constexpr int kBlocks = 4;
+#endif
+
+extern "C" __global__ void __launch_bounds__(kThreads, kBlocks)
+ssm_selective_n16_l4_r32_w8_c1_s8_bf16_sf32(const __grid_constant__ ScanArgs a) {
+  const Place at = place_of(threadIdx.x);
+  const uint32_t warp_first = threadIdx.x / kOfOne * kTogether;  // the warp's first among the sequences of a block
+  uint32_t taken = 0;
+  if (max(blockIdx.x, static_cast<uint32_t>(a.heads)) < kShort && min(a.tokens, a.sequences) > 0) {
+    const Runs runs = find_runs<true>(a, kChannels);
+    const ChannelRun w = find_channels<true>(a, runs, blockIdx.x, kChannels);
+    const uint32_t entry = w.entry * kSequences + warp_first;
+    if (entry >= static_cast<uint32_t>(a.sequences)) return;
+    Entry e[kTogether];
+    uint32_t t[kTogether];
+    bool there[kTogether];
+#pragma unroll
+    for (int k = 0; k < kTogether; ++k) {
+      t[k] = a.sequence_order ? sequence_of(a, entry + k) : entry + k;
+      there[k] = t[k] < static_cast<uint32_t>(min(a.tokens, a.sequences)) && (k == 0 || entry + k < a.sequences);
+      if (!there[k]) t[k] = 0;
+      e[k] = load_entry_of(a, t[k], unknown_zero());
     }
-#pragma unroll 1
-    for (; others; others &= others - 1) {
-      const int64_t other = first + static_cast<int64_t>(__ffs(others) - 1) * w.step;
-      if (vectors) {
-        serve<true>(a, w, at, other);
-      } else {
-        serve<false>(a, w, at, other);
-      }
+    if (is_usual(a) && w.valid == kChannels) {
+      taken = take_usual_steps(a, w, at, e, t, there);
+      const bool all = taken == (1u << kTogether) - 1 && e[0].last >= a.tokens;
+      if (all && blockIdx.x + int64_t{gridDim.x} >= channel_items(a, runs, kSequences)) return;
     }
   }
-  clear_unused(a, w);
+  const Runs runs = find_runs<false>(a, kChannels);
+#pragma unroll 1
+  for (int64_t item = blockIdx.x; item < channel_items(a, runs, kSequences); item += gridDim.x, taken = 0) {
+    const ChannelRun w = find_channels<false>(a, runs, item, kChannels);
+    constexpr uint32_t kVectors = kFlagVectorState | kFlagVectorB | kFlagVectorC | kFlagPerColumnA;
+    const bool vectors =
+        (a.flags & kVectors) == kVectors && kDState % 4 == 0 && reinterpret_cast<uintptr_t>(a.A) % 16 == 0;
+#pragma unroll 1
+    for (int k = 0; k < kTogether; ++k) {
+      const int64_t entry = static_cast<int64_t>(w.entry) * kSequences + warp_first + k;
+      if (entry >= entries_of(a)) return;
+      const bool left = (taken >> k & 1) == 0;
+      const Entry e = load_entry(a, entry);
+      if (left && vectors) run_any<true>(a, w, e, at);
+      if (left && !vectors) run_any<false>(a, w, e, at);
+      clear_channels(a, w, threadIdx.x % kOfOne, kOfOne, first_unused_token(a) + entry, a.tokens, entries_of(a));
+    }
+  }
 }
