@@ -435,6 +435,11 @@ __device__ __forceinline__ Entry load_entry(const ScanArgs& a, int64_t entry) {
   return Entry();
 }
 
+// Tokens from here on belong to no sequence.
+__device__ __forceinline__ int first_unused_token(const ScanArgs& a) {
+  return a.cu_seqlens ? min(max(a.cu_seqlens[a.sequences], 0), a.tokens) : a.tokens;
+}
+
 __device__ __forceinline__ bool in_pool(const ScanArgs& a, int64_t slot) {
   return static_cast<uint64_t>(slot) < static_cast<uint64_t>(a.slots);
 }
@@ -464,12 +469,6 @@ __device__ __forceinline__ int final_slot(const ScanArgs& a, const Entry& e, int
 
 // A condition of an entry's numbers, which is the same on every lane, as one that the compiler knows to be so.
 __device__ __forceinline__ bool uniform(bool condition) { return __any_sync(kWholeWarp, condition); }
-
-// Tokens from here on belong to no sequence: their rows of y become 0.
-__device__ __forceinline__ int first_unused_token(const ScanArgs& a) {
-  if (!a.cu_seqlens) return a.tokens;
-  return min(max(a.cu_seqlens[a.sequences], 0), a.tokens);
-}
 
 // Entries of a launch's list: one a sequence; with none, one entry's blocks still clear the unused rows of y.
 __device__ __forceinline__ int64_t entries_of(const ScanArgs& a) { return max(a.sequences, 1); }
@@ -884,8 +883,8 @@ __device__ __forceinline__ void load_A(float (&A)[kSlice], const ScanArgs& a, co
   }
 }
 
-// One token's step of one of a lane's channels. Leaves the sums of S * C of each quad of a piece: sums over columns go by
-// column bits from high to low: pieces of a lane, lanes, quads of a piece.
+// One token's step of one of a lane's channels. Leaves the sums of S * C of each quad of a piece: sums over columns go
+// by column bits from high to low: pieces of a lane, lanes, quads of a piece.
 __device__ __forceinline__ void advance_channel(float (&s)[kSlice], const float (&A)[kSlice], const Token& token,
                                                 float d, float dx, float (&sums)[kPieceQuads]) {
   float pieces[kPieceQuads][kPieces];
@@ -903,7 +902,7 @@ __device__ __forceinline__ void advance_channel(float (&s)[kSlice], const float 
   for (int q = 0; q < kPieceQuads; ++q) sums[q] = sum_quads(pieces[q]);
 }
 
-// NOTE: no streaming hint, for loads either: it measured up to 2 % slower here, where A and tokens are read beside states.
+// NOTE: no streaming hint, for loads either: up to 2 % slower here, where A and tokens are read beside states.
 __device__ __forceinline__ void store_words(State* to, const Piece<State>& piece) {
   *reinterpret_cast<uint4*>(to) = make_uint4(piece.w[0], piece.w[1], piece.w[2], piece.w[3]);
 }

@@ -389,6 +389,11 @@ __device__ __forceinline__ Entry load_entry(const ScanArgs& a, int64_t entry) {
   return Entry();
 }
 
+// Tokens from here on belong to no sequence.
+__device__ __forceinline__ int first_unused_token(const ScanArgs& a) {
+  return a.cu_seqlens ? min(max(a.cu_seqlens[a.sequences], 0), a.tokens) : a.tokens;
+}
+
 __device__ __forceinline__ bool in_pool(const ScanArgs& a, int64_t slot) {
   return static_cast<uint64_t>(slot) < static_cast<uint64_t>(a.slots);
 }
@@ -418,12 +423,6 @@ __device__ __forceinline__ int final_slot(const ScanArgs& a, const Entry& e, int
 
 // A condition of an entry's numbers, which is the same on every lane, as one that the compiler knows to be so.
 __device__ __forceinline__ bool uniform(bool condition) { return __any_sync(kWholeWarp, condition); }
-
-// Tokens from here on belong to no sequence: their rows of y become 0.
-__device__ __forceinline__ int first_unused_token(const ScanArgs& a) {
-  if (!a.cu_seqlens) return a.tokens;
-  return min(max(a.cu_seqlens[a.sequences], 0), a.tokens);
-}
 
 // Entries of a launch's list: one a sequence; with none, one entry's blocks still clear the unused rows of y.
 __device__ __forceinline__ int64_t entries_of(const ScanArgs& a) { return max(a.sequences, 1); }
@@ -1021,7 +1020,7 @@ __device__ __forceinline__ float sum_over_lanes(float (&sums)[kShares][kCount], 
 
 __device__ __forceinline__ void put_quad(float* to, float4 v) { to[0] = v.x, to[1] = v.y, to[2] = v.z, to[3] = v.w; }
 
-// One token's step of a lane's rows; leaves its shares of their sums from `first` on. `decays` has the decay of each row.
+// One token's step of a lane's rows; leaves its shares of their sums from `first` on. `decays` has that of each row.
 template <bool kPerColumn, int kCount>
 __device__ __forceinline__ void advance_rows(float (&s)[kTogether][kSlice], const Token<kTogether>& token, float d,
                                              const float (&decays)[kTogether], const float* column_A, int lane,
@@ -1233,7 +1232,8 @@ __device__ __forceinline__ bool take_usual_step(const ScanArgs& a, const Work& w
                                                 int head_dim) {
   const uint32_t row0 = w.head * head_dim + w.row0;
   const Place at = place_of<kRowTile>(w, head_dim, 0);
-  State* const in_slot = opaque(static_cast<State*>(a.state) + (row0 + at.row) * int64_t{kDState} + column_of(at.lane, 0));
+  State* const in_slot =
+      opaque(static_cast<State*>(a.state) + (row0 + at.row) * int64_t{kDState} + column_of(at.lane, 0));
   const Head head = load_head(a, w.head, false);
   Token<kRowTile> token;
   load_token<true>(token, a, w, row0, short_group_of(a, w.head), at, t);

@@ -24,6 +24,9 @@ __device__ __forceinline__ Entry load_entry(const ScanArgs& a, int64_t entry) {
   return Entry();
 }
 
-#include "entry_meaning.cuh"
+// Tokens from here on belong to no sequence.
+__device__ __forceinline__ int first_unused_token(const ScanArgs& a) {
+  return a.cu_seqlens ? min(max(a.cu_seqlens[a.sequences], 0), a.tokens) : a.tokens;
+}
 
-#include "unused.cuh"
+#include "entry_meaning.cuh"

@@ -19,5 +19,3 @@ __device__ __forceinline__ Entry load_entry(const ScanArgs& a, int64_t entry) {
 }
 
 #include "entry_meaning.cuh"
-
-#include "entries.cuh"

@@ -27,3 +27,5 @@ __device__ __forceinline__ int final_slot(const ScanArgs& a, const Entry& e, int
 
 // A condition of an entry's numbers, which is the same on every lane, as one that the compiler knows to be so.
 __device__ __forceinline__ bool uniform(bool condition) { return __any_sync(kWholeWarp, condition); }
+
+#include "entries.cuh"
