@@ -13,7 +13,7 @@ from pyharness.catalogue import CATALOGUE
 from pyharness.errors import ImageError, NoKernel, ToolchainError
 from pyharness.families import RecurrentSpec
 from pyharness.render import render
-from pyharness.spec import SHARED_LIMIT, TARGETS, KernelSpec
+from pyharness.spec import SHARED_LIMIT, TARGETS, KernelSpec, parse_id
 
 REFRESH = "run `invoke build` and commit generated/"
 #: The one kernel that is compiled for every target here; the rest are compiled for sm_90.
@@ -57,6 +57,19 @@ def test_a_row_has_every_target_or_the_reason(spec: KernelSpec) -> None:
         assert image.kind == ("ptx" if target.startswith("compute_") else "cubin")
         static = max((usage["static_shared"] for usage in image.usage.values()), default=0)
         assert image.dynamic_shared + static <= SHARED_LIMIT[target]
+
+
+@pytest.mark.parametrize(
+    "kernel",
+    [
+        "selective_n16_l4_r16_w8_c4_bf16_sbf16",
+        "selective_n16_l2_r32_w8_c1_s8_f16_sf16",
+        "selective_n32_l8_r8_w8_c4_bf16_sf32",
+        "ssd_n256_p64_r16_w4_c32_t4_f32_sf32_split",
+    ],
+)
+def test_kernels_beside_the_catalogue_that_are_short_of_registers_spill_nothing(kernel: str) -> None:
+    assert toolchain.worst([_compiled(parse_id(kernel), "sm_90")], "local_bytes") == 0
 
 
 @pytest.mark.parametrize("spec", CATALOGUE, ids=lambda spec: spec.id)
