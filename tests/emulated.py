@@ -11,6 +11,7 @@ import numpy as np
 from pyharness import ScanProblem, scan
 from pyharness.args import SCAN_ARGS
 from pyharness.binding import bind, outputs
+from pyharness.compare import compare
 from pyharness.emulator import EmulatorBuffer, EmulatorLaunch, run
 from pyharness.errors import EmulatorError
 from pyharness.scan import ScanResult, run_emulator
@@ -65,6 +66,18 @@ def run_text(
 def kinds(error: EmulatorError) -> set[str]:
     """Which rules were broken."""
     return {finding.kind for finding in error.findings}
+
+
+def assert_right(problem: ScanProblem, spec: KernelSpec, name: str = "", backend: str = "emulator") -> ScanResult:
+    """What a kernel makes of a problem is the oracle's result, within the bound of `compare`.
+
+    Args:
+        name: of the problem, for the message.
+    """
+    result = scan(problem, spec.id, backend)
+    errors = compare(result, problem)
+    assert errors.ok, f"{', '.join(filter(None, (spec.id, name)))}: {errors}"
+    return result
 
 
 def assert_same_bits_anywhere(problem: ScanProblem, spec: KernelSpec) -> None:

@@ -28,16 +28,12 @@ from pyharness.scan import ScanResult, run_emulator
 from pyharness.select import Device, Features
 from pyharness.spec import Geometry, KernelSpec
 from pyharness.variants import variants
+from tests.emulated import assert_right
 from tests.stand_ins import EVERY_ID, EVERY_KERNEL
 
 F = np.float32
 EACH_KERNEL = pytest.mark.parametrize("spec", EVERY_KERNEL, ids=EVERY_ID)
 EACH_FAMILY = pytest.mark.parametrize("family", FAMILIES)
-
-
-def assert_right(problem: ScanProblem, spec: KernelSpec, name: str) -> None:
-    errors = compare(scan(problem, spec.id, "emulator"), problem)
-    assert errors.ok, f"{spec.id}, {name}: {errors}"
 
 
 @EACH_KERNEL

@@ -39,7 +39,7 @@ from pyharness.render import render
 from pyharness.scan import ScanResult, run_emulator
 from pyharness.spec import Geometry, KernelSpec
 from pyharness.toolchain import cuda_include_dirs
-from tests.emulated import assert_same_bits_anywhere, kinds, run_text
+from tests.emulated import assert_right, assert_same_bits_anywhere, kinds, run_text
 from tests.strategies import SETTINGS, problems
 
 EVERY_LAYOUT = pytest.mark.parametrize("layout", LAYOUTS)
@@ -60,11 +60,6 @@ def small(layout: str, io: str = "f32", state: str = "f32") -> RecurrentSpec:
 def default(layout: str, d_state: int, io: str = "f32", state: str = "f32") -> RecurrentSpec:
     """The kernel of a layout with default fields; `generic` takes d_state when it runs."""
     return RecurrentSpec(d_state=0 if layout == "generic" else d_state, layout=layout, io=io, state=state)
-
-
-def assert_right(problem: ScanProblem, spec: RecurrentSpec) -> None:
-    errors = compare(scan(problem, spec.id, "emulator"), problem)
-    assert errors.ok, f"{spec.id}: {errors}"
 
 
 # Right answers.

@@ -30,7 +30,7 @@ from pyharness.families import SelectiveSpec
 from pyharness.oracle import oracle
 from pyharness.render import render
 from pyharness.spec import Geometry
-from tests.emulated import assert_same_bits_anywhere, kinds, run_text
+from tests.emulated import assert_right, assert_same_bits_anywhere, kinds, run_text
 from tests.strategies import SETTINGS, problems
 
 EXAMPLES = settings(SETTINGS, max_examples=15)
@@ -41,11 +41,6 @@ EVERY_TYPE = pytest.mark.parametrize(("io", "state"), TYPES)
 PREFILL: dict[str, int] = {"lanes": 4, "rows": 16, "warps": 3, "chunk": 4}
 DECODE: dict[str, int] = {"warps": 2, "sequences": 4, "chunk": 1}
 BOTH = pytest.mark.parametrize("fields", [PREFILL, DECODE], ids=["prefill", "decode"])
-
-
-def assert_right(problem: ScanProblem, spec: SelectiveSpec) -> None:
-    errors = compare(scan(problem, spec.id, "emulator"), problem)
-    assert errors.ok, f"{spec.id}: {errors}"
 
 
 def usual(seed: int, lengths: tuple[int, ...], channels: int, d_state: int, **options: Any) -> ScanProblem:

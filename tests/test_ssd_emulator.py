@@ -23,9 +23,9 @@ from pyharness.families import SsdSpec, UpdateSpec
 from pyharness.oracle import oracle
 from pyharness.peer_suites import suite
 from pyharness.render import render
-from pyharness.scan import ScanResult, run_emulator
+from pyharness.scan import run_emulator
 from pyharness.spec import TARGETS, Geometry, parse_id
-from tests.emulated import assert_same_bits_anywhere, kinds, run_text
+from tests.emulated import assert_right, assert_same_bits_anywhere, kinds, run_text
 from tests.handover import assert_decode_goes_on
 from tests.stand_ins import SSD_IDS
 
@@ -34,13 +34,6 @@ HALF_HEADS = SsdSpec(d_state=256, head_dim=128, io="bf16", warps=12, segments=2,
 KERNELS: dict[str, SsdSpec] = {kernel: parse_id(kernel) for kernel in SSD_IDS}  # type: ignore[misc]
 EVERY_KERNEL = pytest.mark.parametrize("spec", KERNELS.values(), ids=list(KERNELS))
 PLAIN, SIXTEEN_BIT_STATE, _, SPLIT, _, HOPPER = KERNELS.values()
-
-
-def assert_right(problem: ScanProblem, spec: SsdSpec) -> ScanResult:
-    result = scan(problem, spec.id, "emulator")
-    errors = compare(result, problem)
-    assert errors.ok, f"{spec.id}: {errors}"
-    return result
 
 
 def shape_of(spec: SsdSpec, lengths: tuple[int, ...], heads: int = 0, groups: int = 1) -> Shape:

@@ -29,7 +29,7 @@ from pyharness.oracle import initial_state, oracle
 from pyharness.render import render
 from pyharness.scan import ScanResult
 from pyharness.spec import Geometry
-from tests.emulated import assert_same_bits_anywhere, kinds, run_text
+from tests.emulated import assert_right, assert_same_bits_anywhere, kinds, run_text
 from tests.stochastic import assert_draws_are_fair
 from tests.strategies import SETTINGS, problems
 
@@ -43,11 +43,6 @@ KERNELS = [spec for spec in CATALOGUE if isinstance(spec, UpdateSpec)]
 def small(io: str = "f32", state: str = "f32", **fields: int) -> UpdateSpec:
     """38 columns: no piece is whole in every row, and the last lane's are partly empty; two warps a block."""
     return UpdateSpec(d_state=38, io=io, state=state, **fields)
-
-
-def assert_right(problem: ScanProblem, spec: UpdateSpec) -> None:
-    errors = compare(scan(problem, spec.id, "emulator"), problem)
-    assert errors.ok, f"{spec.id}: {errors}"
 
 
 # Right answers.

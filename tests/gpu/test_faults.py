@@ -17,11 +17,12 @@ from pyharness.errors import DeviceError
 from pyharness.families import FAMILIES
 from pyharness.faults import FAULTS, Place
 from pyharness.problem import ScanProblem
-from pyharness.scan import ScanResult, scan
+from pyharness.scan import ScanResult
 from pyharness.select import Features, mismatch
 from pyharness.spec import Geometry, KernelSpec
 from pyharness.toolchain import Job
 from pyharness.variants import launches_on, variants
+from tests.emulated import assert_right
 from tests.stand_ins import stand_ins
 
 EACH_FAMILY = pytest.mark.parametrize("family", FAMILIES)
@@ -37,11 +38,6 @@ def launched(*specs: KernelSpec) -> Iterator[KernelSpec]:
     for spec in dict.fromkeys(specs):
         if launches_on(spec, get().target):
             yield spec
-
-
-def assert_right(problem: ScanProblem, spec: KernelSpec, name: str) -> None:
-    errors = compare(scan(problem, spec.id, "gpu"), problem)
-    assert errors.ok, f"{spec.id}, {name}: {errors}"
 
 
 def allocate(nbytes: int) -> Memory:
@@ -65,7 +61,7 @@ def test_fault(kind: str, family: str) -> None:
             problem = case.build()
             # Slots and tokens that are far apart take as much room on the device.
             allocate(room(problem)).free()
-            assert_right(problem, spec, case.name)
+            assert_right(problem, spec, case.name, "gpu")
 
 
 @EACH_FAMILY
@@ -78,7 +74,7 @@ def test_70000_sequences_or_channels(family: str, build: object) -> None:
             cases.many_sequences(16, head_dim=head_dim) if build is cases.many_sequences else cases.many_channels(16)
         )
         if not mismatch(Features.of(problem), spec):
-            assert_right(problem, spec, "70000")
+            assert_right(problem, spec, "70000", "gpu")
             ran += 1
     if not ran:
         pytest.skip(f"{family} has no kernel of 16 columns for it")
