@@ -229,7 +229,7 @@ def table(document: Mapping[str, Any]) -> str:
         )
         waits = ", ".join(f"{name} {cycles:.1f}" for cycles, name in most)
         megabytes = [f"{row[name] / 1e6:.2f}" for name in ("read", "written")]
-        entry = f"`{row['entry'].removeprefix('ssm_')}`"
+        entry = f"`{row['kernel']}` {row['entry'].partition(row['kernel'])[2].lstrip('_')}".strip()
         lines.append("| " + " | ".join([row["point"], entry, *megabytes, *shares, each, waits]) + " |")
     return "\n".join(lines)
 

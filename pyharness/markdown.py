@@ -9,9 +9,9 @@ from pyharness.errors import SsmError
 _WIDTH = 120
 
 
-def wrapped(prose: str) -> str:
-    """A paragraph in lines of at most 120 characters; an id is never broken."""
-    return textwrap.fill(prose, _WIDTH, break_long_words=False, break_on_hyphens=False)
+def wrapped(prose: str, indent: str = "") -> str:
+    """A paragraph in lines of at most 120 characters, all but the first indented; an id is never broken."""
+    return textwrap.fill(prose, _WIDTH, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
 
 
 def between(text: str, name: str, content: str, page: str = "README.md") -> str:

@@ -89,7 +89,7 @@ def _decode_table(document: Mapping[str, Any]) -> str:
 
 
 def decode_goals(document: Mapping[str, Any]) -> str:
-    """Decode's goals beside what is reached, of f32 states where another state is not named."""
+    """Decode's goals beside what is reached, of states of every type where none is named."""
     gains: list[float] = []
     above: dict[str, list[float]] = {"large": [], "ordered": [], "small": []}
     whole: dict[str, list[float]] = {}
@@ -100,16 +100,16 @@ def decode_goals(document: Mapping[str, Any]) -> str:
         peer = best_peer(rows)
         if ours is None:
             continue
-        us, ceilings, f32_mib = ours["us"]["median"], ours["ceilings"], state_mib(dict(point, state="f32"))
+        us, ceilings, mib = ours["us"]["median"], ours["ceilings"], state_mib(point)
         if peer:
             gains.append(peer["us"]["median"] / us)
-        if f32_mib == DECODE_WHOLE_MIB:
+        if state_mib(dict(point, state="f32")) == DECODE_WHOLE_MIB:
             whole.setdefault(point["state"], []).append(us)
-        if point["state"] == "f32" and f32_mib >= DECODE_LARGE_MIB:
+        if mib >= DECODE_LARGE_MIB:
             above["large"].append(us / ceilings["slots"])
             if ordered:
                 above["ordered"].append(ordered["us"]["median"] / ordered["ceilings"]["contiguous"])
-        elif point["state"] == "f32" and f32_mib <= DECODE_SMALL_MIB:
+        elif mib <= DECODE_SMALL_MIB:
             above["small"].append(us - ceilings["slots"])
     texts = []
     if gains:

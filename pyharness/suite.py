@@ -21,6 +21,7 @@ from typing import Any
 
 from pyharness import doctor, figures, gpus, toolchain
 from pyharness.errors import DeviceError, SsmError
+from pyharness.markdown import wrapped
 from pyharness.toolchain import ROOT
 
 _MOST_WORKERS = 8
@@ -170,8 +171,8 @@ def gpu_table(folder: Path = FOLDER) -> str:
             counts = (found["passed"], len(found["failed"]), sum(found["skipped"].values()))
             cells = (document["device"], found["driver"], found["date"], f"`{file}.py`", *counts)
             lines.append("| " + " | ".join(map(str, cells)) + " |")
-            notes |= dict.fromkeys(f"- failed: `{name}` of `{file}.py`" for name in found["failed"])
-            notes |= dict.fromkeys(f"- skipped: {reason}" for reason in found["skipped"])
+            notes |= dict.fromkeys(wrapped(f"- failed: `{name}` of `{file}.py`", "  ") for name in found["failed"])
+            notes |= dict.fromkeys(wrapped(f"- skipped: {reason}", "  ") for reason in found["skipped"])
     if not lines[2:]:
         raise SsmError(f"how GPU tests ended was wanted in {folder.name}/, found none: run invoke test --gpu --store")
     return "\n".join([*lines, *(["", *notes] if notes else [])])
