@@ -149,7 +149,8 @@ def bind(problem: ScanProblem, plan: Plan, results: Outputs) -> Binding:
     pooled = problem.state is not None
     buffers = [NamedArray(name, getattr(problem, name)) for name in ("x", "dt", "A", "B", "C")]
     buffers.append(NamedArray("y", results.y, writable=True, initialised=False, must_write=True))
-    buffers.append(NamedArray("state", results.state, writable=True, initialised=pooled, must_write=not pooled))
+    # A kernel may read the slot of a fresh sequence: what stands there, NaN where there is no pool, does not matter.
+    buffers.append(NamedArray("state", results.state, writable=True, must_write=not pooled))
     if results.state_scale is not None:
         buffers.append(NamedArray("state_scale", results.state_scale, writable=True))
     given = {name: getattr(problem, name) for name in _OPTIONAL_INPUTS}
