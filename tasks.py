@@ -6,7 +6,6 @@ import functools
 import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -455,10 +454,8 @@ def _place(backend: str) -> tuple[str, dict[str, Any]]:
     """Under which name results of a backend are stored, and what is said of it there."""
     if backend != "gpu":
         return replay.EMULATOR, {}
-    found = gpus.driver()
-    today = datetime.now(timezone.utc).date().isoformat()
-    about = {"device": found.gpus[0].name, "driver": found.version, "date": today}
-    return figures.device_slug(found.gpus[0].name), about
+    about = gpus.about_run()
+    return figures.device_slug(about["device"]), about
 
 
 @_command(

@@ -18,13 +18,12 @@ import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
 from pyharness import figures, gpus, measure, toolchain
 from pyharness.device import get
-from pyharness.errors import DeviceError, SsmError
+from pyharness.errors import DeviceError, SsmError, exit_code
 from pyharness.families import FAMILIES
 from pyharness.markdown import between
 from pyharness.spec import parse_id
@@ -257,27 +256,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--page", action="store_true", help="run nothing: bring docs/counters.md in line")
     parser.add_argument("--launch", type=Path, metavar="FILE", help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
-    try:
-        runs = [Run.parse(text) for text in options.runs]
-        if options.launch:
-            options.launch.write_text(json.dumps(launch(runs)), encoding="utf-8")
-            return 0
-        if options.page:
-            write_page()
-            return 0
-        if not runs:
-            parser.error("a POINT was wanted, found none")
-        today = datetime.now(timezone.utc).date().isoformat()
-        rows = [row | {"date": today} for row in count(runs)]
-        about = {"device": get().name, "driver": gpus.driver().version}
-        if options.store:
-            store(rows, about)
-            write_page()
-    except SsmError as error:
-        parser.exit(1, f"error: {error}\n")
+    runs = [Run.parse(text) for text in options.runs]
+    if options.launch:
+        options.launch.write_text(json.dumps(launch(runs)), encoding="utf-8")
+        return 0
+    if options.page:
+        write_page()
+        return 0
+    if not runs:
+        parser.error("a POINT was wanted, found none")
+    counted, about = count(runs), gpus.about_run()
+    date = about.pop("date")
+    rows = [row | {"date": date} for row in counted]
+    if options.store:
+        store(rows, about)
+        write_page()
     Console(width=200, highlight=False).print(table({"about": about, "rows": rows}), markup=False)
     return 0
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(exit_code(main))

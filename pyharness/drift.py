@@ -13,7 +13,6 @@ import argparse
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -231,12 +230,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     rows = [{"storage": d.storage, "y": f"{d.y:.2e}", "state": f"{d.state:.2e}"} for d in found]
     Console(width=120, highlight=False).print(table(rows), markup=False)
     if options.store:
-        place, about = STORES, {"steps": options.steps}
-        if options.backend:
-            driver, today = gpus.driver(), datetime.now(timezone.utc).date().isoformat()
-            name = driver.gpus[0].name
-            place, about = figures.device_slug(name), about | {"device": name, "driver": driver.version, "date": today}
-        store(place, found, about)
+        run_on = gpus.about_run() if options.backend else {}
+        place = figures.device_slug(run_on["device"]) if run_on else STORES
+        store(place, found, {"steps": options.steps} | run_on)
         write_readme()
     return 0
 

@@ -7,6 +7,7 @@ import functools
 import shutil
 import subprocess
 from dataclasses import dataclass
+from datetime import datetime, timezone
 
 from pyharness.spec import TARGETS
 
@@ -85,3 +86,10 @@ def driver() -> Driver:
         cuda.cuDeviceGetAttribute(ctypes.byref(minor), _MINOR, device)
         gpus.append(Gpu(name.value.decode(), major.value, minor.value))
     return Driver(_driver_version(), version, tuple(gpus), "" if gpus else "the driver sees no GPU")
+
+
+def about_run() -> dict[str, str]:
+    """What is stored of a run on the first GPU, which is there: "device" (its name), "driver" and "date"."""
+    found = driver()
+    today = datetime.now(timezone.utc).date().isoformat()
+    return {"device": found.gpus[0].name, "driver": found.version, "date": today}

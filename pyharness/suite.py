@@ -15,12 +15,11 @@ import xml.etree.ElementTree as ElementTree
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
 from pyharness import doctor, figures, gpus, toolchain
-from pyharness.errors import DeviceError, SsmError
+from pyharness.errors import DeviceError, SsmError, exit_code
 from pyharness.markdown import wrapped
 from pyharness.toolchain import ROOT
 
@@ -119,13 +118,13 @@ def store_gpu(reports: Sequence[Path] = (), folder: Path = FOLDER) -> Path:
     driver = gpus.driver()
     if not driver.gpus:
         raise DeviceError(f"a GPU was wanted, found none: {driver.problem}")
-    name, today = driver.gpus[0].name, datetime.now(timezone.utc).date().isoformat()
-    path = folder / f"{figures.device_slug(name)}.json"
+    about = gpus.about_run()
+    path = folder / f"{figures.device_slug(about['device'])}.json"
     held = json.loads(path.read_text(encoding="utf-8"))["files"] if path.is_file() else {}
     for report in reports or [_report_path("gpu")]:
         for file, found in ended(report).items():
-            held[file] = found | {"date": today, "driver": driver.version}
-    toolchain.publish_json(path, {"device": name, "files": held})
+            held[file] = found | {"date": about["date"], "driver": about["driver"]}
+    toolchain.publish_json(path, {"device": about["device"], "files": held})
     return path
 
 
@@ -188,4 +187,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(exit_code(main))
