@@ -104,7 +104,7 @@ def _entry(features: Features, device: Device | None, kernel: str) -> select.Ent
     ]
     return min(
         alike,
-        key=lambda entry: (entry.device != device.name, select.distance(features, entry), entry.device),
+        key=lambda entry: (entry.device != device.name, select.remoteness(features, entry), entry.device),
         default=None,
     )
 

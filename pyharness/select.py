@@ -12,7 +12,8 @@ The rule is meant to be stated again in Go and C, so it uses integers only. For 
 3. *Nearest.* Else the entry of this device with the same d_state, io and state that is nearest by
    `distance` = |bits(batch_heads) - bits(batch_heads')| + |bits(tokens) - bits(tokens')|, where bits(v) is the number
    of binary digits of v (0 for 0; Go: bits.Len64, C: 64 - clzll), batch_heads is sequences * heads, and tokens counts
-   all tokens of the call. Of the entries for one problem only the fastest counts. Decode, sequences of at most 8
+   all tokens of the call. Any entry of the same head_dim is nearer than one of another, whose fastest kernels may be
+   for that head_dim alone. Of the entries for one problem only the fastest counts. Decode, sequences of at most 8
    tokens (on average, in an entry and where the longest is not known), takes entries of decode, and all else the
    others. What was reported and not measured here counts for its exact problem alone: it says nothing of kernels that
    came later.
@@ -169,6 +170,11 @@ def distance(features: Features, entry: Entry) -> int:
     """Octaves between a problem and an entry, over batch x heads and tokens."""
     batch = abs(bits(features.batch_heads) - bits(entry.batch_heads))
     return batch + abs(bits(features.geometry.tokens) - bits(entry.tokens))
+
+
+def remoteness(features: Features, entry: Entry) -> tuple[bool, int]:
+    """The order of entries for other problems: those of the same head_dim first, then by distance."""
+    return entry.head_dim != features.geometry.head_dim, distance(features, entry)
 
 
 def invariant(features: Features) -> Features:
@@ -484,12 +490,16 @@ def _from_entries(
         steps.append(f"no entry for this problem on {where}" + (f" ({passed})" if passed else ""))
         nearby = _fastest_of_each([e for e in kept if e.source != "reported" and e.decode == features.decode])
         if nearby:
-            best = min(nearby, key=lambda e: (distance(features, e), e.kernel))
-            octaves = distance(features, best)
-            return best.kernel, f"{best.source} on {best.device} for the nearest problem, {octaves} octaves away"
+            best = min(nearby, key=lambda e: (*remoteness(features, e), e.kernel))
+            return best.kernel, f"{best.source} on {best.device} for the nearest problem, {_away(features, best)}"
         kind = "decode" if features.decode else "prefill"
         steps.append(f"no entry of {kind} with {', '.join(map(str, sizes))} on {where}")
     return None
+
+
+def _away(features: Features, entry: Entry) -> str:
+    other = f" and of head_dim {entry.head_dim}" if entry.head_dim != features.geometry.head_dim else ""
+    return f"{distance(features, entry)} octaves away{other}"
 
 
 def _fastest_of_each(entries: Iterable[Entry]) -> list[Entry]:

@@ -102,6 +102,9 @@ TABLE = Table(
         _entry(_SSD, 64, 256, io="bf16", microseconds=4.0),
         _entry(_SSD, 64, 2048, device=_CARD, target="sm_86", io="bf16", microseconds=40.0),
         _entry(_BF16, 64, 2048, device=_CARD, target="sm_86", io="bf16", microseconds=41.0),
+        # Of a head_dim of its own, far away: nearer than all others to problems of that head_dim.
+        _entry(_TILED, 64, 2**20, head_dim=96),
+        _entry(_PADDED, 16, 512, device=_H100, head_dim=96),
         # In no table that is measured: tf32 is passed over.
         _entry(_TF32, 128, 4096, microseconds=1.0),
         _entry(_TILED, 128, 4096, microseconds=2.0),
@@ -153,6 +156,7 @@ def _problems() -> Iterator[Features]:
     for tokens, sequences in ((4096, 1), (2000, 1), (256, 1), (100, 1), (2048, 1)):
         yield _features(tokens, sequences, io="bf16")
     yield _features(4096, 1, io="bf16", head_dim=80)
+    yield _features(512, 16, head_dim=96)
     yield _features(4096, 1, io="bf16", checkpoint_step=32)
     yield _features(4, 4, head_dim=1)
     yield _features(4096, 2)

@@ -95,6 +95,18 @@ def test_the_nearest_entry_is_next_and_the_step_shows() -> None:
     assert "1 octaves away" in chosen.why
 
 
+def test_entries_of_the_same_head_dim_are_nearer_than_all_others() -> None:
+    table = Table((entry(PADDED, tokens=1024), entry(SLICES, head_dim=80, tokens=2**20)))
+    for head_dim, kernel, away in ((64, PADDED, "1 octaves away"), (80, SLICES, "11 octaves away")):
+        features = replace(FEATURES, geometry=replace(FEATURES.geometry, head_dim=head_dim))
+        chosen = choose(features, H200, table=table, ids=IDS)
+        assert chosen.id == kernel
+        assert chosen.why.endswith(f"for the nearest problem, {away}")
+    other = replace(FEATURES, geometry=replace(FEATURES.geometry, head_dim=96))
+    chosen = choose(other, H200, table=table, ids=IDS)
+    assert (chosen.id, chosen.why.partition("problem, ")[2]) == (PADDED, "1 octaves away and of head_dim 64")
+
+
 def test_ties_go_to_the_smallest_id() -> None:
     rows = (entry(TILED, tokens=1024), entry(PADDED, tokens=256), entry(SLICES, batch_heads=512))
     for order in (rows, rows[::-1]):

@@ -258,6 +258,14 @@ static inline int ssm_distance(const ssm_entry* e, const ssm_problem* p) {
   return abs(ssm_bits(batch_heads) - ssm_bits(e->batch_heads)) + abs(ssm_bits(p->sizes.tokens) - ssm_bits(e->tokens));
 }
 
+// Whether an entry's problem is nearer than another's: one of the same head_dim is, then octaves count.
+static inline int ssm_nearer(const ssm_entry* e, const ssm_entry* other, const ssm_problem* p) {
+  const int own = e->head_dim == p->sizes.head_dim, others = other->head_dim == p->sizes.head_dim;
+  if (own != others) return own;
+  const int distance = ssm_distance(e, p) - ssm_distance(other, p);
+  return distance != 0 ? distance < 0 : strcmp(e->kernel, other->kernel) < 0;
+}
+
 static inline int ssm_same(const ssm_entry* e, const ssm_problem* p) {
   const ssm_geometry* g = &p->sizes;
   return e->heads == g->heads && e->head_dim == g->head_dim && e->groups == g->groups && e->tokens == g->tokens &&
@@ -339,15 +347,10 @@ static inline int ssm_decode_entry(const ssm_entry* e) {
 // The entry of the nearest problem, of decode or of prefill as the problem is.
 static inline const ssm_entry* ssm_nearest(const ssm_place* place) {
   const ssm_entry* best = NULL;
-  int best_distance = 0;
   for (const ssm_entry* e = place->tables->entries; e->kernel != NULL; e++) {
     if (!ssm_counts(place, e) || ssm_decode_entry(e) != ssm_decode(place->problem)) continue;
-    const int distance = ssm_distance(e, place->problem);
-    if (best != NULL && distance > best_distance) continue;
-    if (best != NULL && distance == best_distance && strcmp(e->kernel, best->kernel) >= 0) continue;
-    if (ssm_beaten(place, e)) continue;
-    best = e;
-    best_distance = distance;
+    if (best != NULL && !ssm_nearer(e, best, place->problem)) continue;
+    if (!ssm_beaten(place, e)) best = e;
   }
   return best;
 }

@@ -93,6 +93,18 @@ func (e *entry) distance(p Problem) int {
 	return octaves(p.batchHeads(), e.BatchHeads) + octaves(int64(p.Tokens), e.Tokens)
 }
 
+// nearer says whether the entry's problem is nearer than another's: one of the same head_dim is, then octaves count.
+func (e *entry) nearer(other *entry, p Problem) bool {
+	own := e.Geometry.HeadDim == p.HeadDim
+	if own != (other.Geometry.HeadDim == p.HeadDim) {
+		return own
+	}
+	if difference := e.distance(p) - other.distance(p); difference != 0 {
+		return difference < 0
+	}
+	return e.Kernel < other.Kernel
+}
+
 func (e *entry) alike(p Problem) bool {
 	return e.Geometry.DState == p.DState && e.IO == p.IO && e.State == p.State
 }
@@ -232,13 +244,15 @@ func (t *table) fromEntries(p Problem, device, target string, on *offer, steps *
 		}
 		*steps = append(*steps, "no entry for this problem on "+place.where+passed)
 		for _, e := range fastestOfEach(place.rows, on, p.decode()) {
-			if best == nil || e.distance(p) < best.distance(p) ||
-				e.distance(p) == best.distance(p) && e.Kernel < best.Kernel {
+			if best == nil || e.nearer(best, p) {
 				best = e
 			}
 		}
 		if best != nil {
 			why := fmt.Sprintf("%s on %s for the nearest problem, %d octaves away", best.Source, best.Device, best.distance(p))
+			if best.Geometry.HeadDim != p.HeadDim {
+				why += fmt.Sprintf(" and of head_dim %d", best.Geometry.HeadDim)
+			}
 			return Choice{ID: best.Kernel, Why: why}, true
 		}
 		kind := "prefill"
