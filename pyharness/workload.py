@@ -211,7 +211,8 @@ PREFILL = (
     *(_prefill(*many, d_state=64, groups=1) for many in ((8, 1024), (4, 4096))),
     _prefill(1, 4096, io="f16"),
     *(_prefill(*many, io="f32") for many in ((1, 512), (1, 4096), (8, 1024))),
-    *(_prefill(1, tokens) for tokens in (16, 32, 64, 128, 256)),
+    *(_prefill(1, tokens) for tokens in (16, 32, 64, 128, 256, 1024, 2048)),
+    *(_prefill(*many, heads=128, head_dim=80) for many in ((1, 512), (8, 1024))),
     *(_prefill(1, tokens, heads=16, groups=1) for tokens in (64, 256, 1024, 4096)),
     *(_prefill(1, tokens, io="f32") for tokens in (64, 256)),
 )
