@@ -13,16 +13,15 @@ from __future__ import annotations
 import logging
 import struct
 from collections import Counter
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
-from numpy.lib.stride_tricks import as_strided
 from numpy.typing import NDArray
 
-from pyharness import build
+from pyharness import build, transpose
 from pyharness.args import POINTERS
 from pyharness.binding import Outputs, bind
 from pyharness.device import image_target
@@ -33,6 +32,8 @@ from pyharness.problem import ARRAY_DTYPES, ScanProblem, inner_contiguous
 from pyharness.scan import find_kernel
 from pyharness.select import Device, Features, unfit
 from pyharness.spec import Geometry, KernelSpec, Plan
+from pyharness.strides import merged
+from pyharness.transpose import Sideways, Transposition
 
 _log = logging.getLogger(__name__)
 
@@ -203,20 +204,6 @@ class DeviceProblem(ScanProblem):
         return Geometry(*sizes, self.longest, self.per_column_a)
 
 
-def merged(array: Array, axis: int) -> Array | None:
-    """An axis and the one after it as one, or None where no stride says that."""
-    outer, inner = array.shape[axis : axis + 2]
-    outer_stride, inner_stride = array.strides[axis : axis + 2]
-    if inner == 1:
-        stride = outer_stride
-    elif outer == 1 or outer_stride == inner * inner_stride:
-        stride = inner_stride
-    else:
-        return None
-    shape = (*array.shape[:axis], outer * inner, *array.shape[axis + 2 :])
-    return as_strided(array, shape, (*array.strides[:axis], stride, *array.strides[axis + 2 :]))
-
-
 def _repeats(array: Array, *axes: int) -> bool:
     """Whether an array has one value along some axes, as `expand` leaves it."""
     return all(array.shape[axis] == 1 or array.strides[axis] == 0 for axis in axes)
@@ -229,7 +216,8 @@ def _same(array: Array) -> Array | None:
 View = Callable[[Array], "Array | None"]
 #: What `tensor[index]` takes.
 Index = tuple["int | slice | None", ...]
-#: From the name of an argument, a dtype and an index to the description of a contiguous copy of what is there.
+#: From the name of an argument, a dtype and an index to the description of a contiguous copy of what is there, whose
+#: elements may come later, before the launch.
 Convert = Callable[[str, str, Index], Array]
 
 
@@ -519,6 +507,9 @@ class _Ready:
         arguments: ScanArgs with other addresses.
         pointers: the tensor behind each pointer of ScanArgs, "" where there is none.
         conversions: arguments of which a part is copied first, and to which dtype.
+        sideways: arguments whose tokens lie side by side, and to which dtype they belong; launches of their own turn
+            them first.
+        transpositions: those launches.
     """
 
     kernel: LoadedKernel
@@ -527,6 +518,8 @@ class _Ready:
     arguments: bytes
     pointers: tuple[str, ...]
     conversions: Mapping[str, tuple[str, Index]]
+    sideways: Mapping[str, tuple[str, Sideways]]
+    transpositions: Sequence[tuple[LoadedKernel, Transposition]]
 
 
 class DropIn:
@@ -667,7 +660,7 @@ class DropIn:
         kernel: str | None,
         workspace: Tensor | None,
     ) -> None:
-        """Launch a call over tensors that were given (conversions replace them) and made for it."""
+        """Launch a call over tensors that were given (copies replace them) and made for it."""
         framework = self._framework
         address = framework.address
         addresses: dict[str, int] = {}
@@ -684,12 +677,19 @@ class DropIn:
         if ready is None:
             if len(self._ready) >= _MOST_READY:
                 self._ready.clear()
-            # Converts what has to be on the way.
+            # Makes the copies that have to be on the way.
             ready = self._ready[key] = self._prepare(problem, tensors, made, place, kernel)
         else:
             for name, (dtype, index) in ready.conversions.items():
                 tensors[name] = framework.converted(tensors[name][index], dtype)
-        for name in ready.conversions:
+            for name, (dtype, array) in ready.sideways.items():
+                tensors[name] = framework.empty(array.shape, dtype, place)
+        if ready.transpositions:
+            sources = {name: addresses[_FIELDS.get(name, name)] for name in ready.sideways}
+            results = {name: address(tensors[name]) for name in ready.sideways}
+            for turning, transposition in ready.transpositions:
+                turning.launch(transposition.plan, transposition.pack(sources, results), place.stream)
+        for name in (*ready.conversions, *ready.sideways):
             addresses[_FIELDS.get(name, name)] = address(tensors[name])
         if ready.plan.workspace_bytes:
             # Held until the launch is queued: what the stream does later does not get the memory before.
@@ -709,11 +709,18 @@ class DropIn:
         kernel: str | None,
     ) -> _Ready:
         conversions: dict[str, tuple[str, Index]] = {}
+        sideways: dict[str, tuple[str, Sideways]] = {}
         framework = self._framework
 
         def convert(name: str, dtype: str, index: Index) -> Array:
-            conversions[name] = (dtype, index)
-            tensors[name] = framework.converted(tensors[name][index], dtype)
+            given = framework.described(tensors[name])[index]
+            turned = transpose.sideways(given) if given.dtype == _DTYPES[dtype] else None
+            if turned is None:
+                conversions[name] = (dtype, index)
+                tensors[name] = framework.converted(tensors[name][index], dtype)
+            else:
+                sideways[name] = (dtype, turned)
+                tensors[name] = framework.empty(turned.shape, dtype, place)
             return framework.described(tensors[name])
 
         lists = {name: framework.described(tensor) for name, tensor in made.items()}
@@ -721,21 +728,28 @@ class DropIn:
         found = problem(arrays, convert, lists)
         gpu = self.launcher(place.ordinal)
         spec = _kernel(found, kernel, Device(gpu.name, gpu.target, gpu.shared_limit))
-        loaded = gpu.loaded(spec) or self._load(gpu, spec, place)
+        loaded = gpu.loaded(spec.id) or self._load(gpu, spec, place)
         plan = spec.plan(found.geometry)
         y = described(framework.address(made["y"]), found.x.shape, _contiguous(found.x.shape), found.io)
         assert found.state is not None
         binding = bind(found, plan, Outputs(y, found.state, None))
         addresses = {buffer.name: int(buffer.array.ctypes.data) for buffer in binding.buffers}
         pointers = tuple(name if name in addresses else "" for name in POINTERS)
-        return _Ready(loaded, spec.id, plan, binding.pack(addresses), pointers, conversions)
+        turning = transpose.transpositions({name: array for name, (_, array) in sideways.items()})
+        launches = [(self._turning(gpu, place), each) for each in turning]
+        return _Ready(loaded, spec.id, plan, binding.pack(addresses), pointers, conversions, sideways, launches)
 
     def _load(self, gpu: Launcher, spec: KernelSpec, place: Place) -> LoadedKernel:
-        if place.capturing:
-            raise DeviceError(
-                f"{spec.id} is not loaded, and nothing can be while a graph is captured: make the same call once before"
-            )
-        return gpu.load(spec, build.image(spec, image_target(spec, gpu.capability, gpu.name)))
+        _check_loads(spec.id, place)
+        return gpu.load(spec.id, build.image(spec, image_target(spec, gpu.capability, gpu.name)))
+
+    def _turning(self, gpu: Launcher, place: Place) -> LoadedKernel:
+        """The kernel of transpositions."""
+        loaded = gpu.loaded(transpose.NAME)
+        if loaded is None:
+            _check_loads(transpose.NAME, place)
+            loaded = gpu.load(transpose.NAME, transpose.image(gpu.target), transpose.ARGUMENT_BYTES)
+        return loaded
 
     def _workspace(self, given: Tensor | None, nbytes: int, place: Place) -> Tensor:
         if given is None:
@@ -767,6 +781,13 @@ def _kernel(problem: DeviceProblem, kernel: str | None, device: Device) -> Kerne
             raise
         _log.warning("%s, which is not in the catalogue: %s", made.id, nothing)
         return made
+
+
+def _check_loads(kernel: str, place: Place) -> None:
+    if place.capturing:
+        raise DeviceError(
+            f"{kernel} is not loaded, and nothing can be while a graph is captured: make the same call once before"
+        )
 
 
 def _no_copies(name: str, dtype: str, index: Index) -> Array:

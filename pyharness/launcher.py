@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pyharness import gpus, toolchain
 from pyharness.args import SCAN_ARGS
 from pyharness.errors import DeviceError, ImageError
-from pyharness.spec import KernelSpec, Launch, Plan
+from pyharness.spec import Launch, Plan
 
 LIBRARY = "libcuda.so.1"
 _MAJOR, _MINOR, _SHARED_OPTIN = 75, 76, 97  # CU_DEVICE_ATTRIBUTE_*
@@ -22,7 +22,6 @@ _MAX_DYNAMIC_SHARED = 8
 _STATIC_SHARED = 1
 #: CU_LAUNCH_PARAM_BUFFER_POINTER, _SIZE and _END.
 _BUFFER_POINTER, _BUFFER_SIZE, _END = 1, 2, None
-_Arguments = ctypes.c_char * SCAN_ARGS.itemsize
 _Extra = ctypes.c_void_p * 5
 
 
@@ -90,12 +89,12 @@ class Launcher:
         finally:
             self.call("cuCtxPopCurrent_v2", self._popped)
 
-    def loaded(self, spec: KernelSpec) -> LoadedKernel | None:
-        """A kernel that was loaded before."""
-        return self._kernels.get(spec.id)
+    def loaded(self, kernel: str) -> LoadedKernel | None:
+        """A kernel that was loaded before, by its id."""
+        return self._kernels.get(kernel)
 
-    def load(self, spec: KernelSpec, image: toolchain.Image) -> LoadedKernel:
-        """Load the image of a kernel for good.
+    def load(self, kernel: str, image: toolchain.Image, argument_bytes: int = SCAN_ARGS.itemsize) -> LoadedKernel:
+        """Load the image of a kernel for good; its entries take one struct of so many bytes.
 
         Raises:
             DeviceError: the driver refused it.
@@ -104,20 +103,22 @@ class Launcher:
         with self.current():
             module = ctypes.c_void_p()
             self.call("cuModuleLoadData", ctypes.byref(module), image.data)
-            self._kernels[spec.id] = LoadedKernel(self, spec, image, module)
-        return self._kernels[spec.id]
+            self._kernels[kernel] = LoadedKernel(self, kernel, image, module, argument_bytes)
+        return self._kernels[kernel]
 
 
 class LoadedKernel:
     """A kernel in the primary context, ready to be launched.
 
     Attributes:
-        spec: what was loaded.
+        id: what was loaded.
     """
 
-    def __init__(self, launcher: Launcher, spec: KernelSpec, image: toolchain.Image, module: ctypes.c_void_p) -> None:
+    def __init__(
+        self, launcher: Launcher, kernel: str, image: toolchain.Image, module: ctypes.c_void_p, argument_bytes: int
+    ) -> None:
         self._launcher = launcher
-        self.spec = spec
+        self.id = kernel
         self._functions: dict[str, ctypes.c_void_p] = {}
         self._dynamic_limit: dict[str, int] = {}
         for symbol, usage in image.usage.items():
@@ -137,7 +138,8 @@ class LoadedKernel:
                         f"{launcher.name}: {symbol} has {name} {value} as loaded, the toolchain says "
                         f"{getattr(usage, name)}: the image is not the one that was built; run invoke clean"
                     )
-        self._size = ctypes.c_size_t(SCAN_ARGS.itemsize)
+        self._size = ctypes.c_size_t(argument_bytes)
+        self._arguments = ctypes.c_char * argument_bytes
 
     def _function_attribute(self, attribute: int, function: ctypes.c_void_p) -> int:
         value = ctypes.c_int()
@@ -148,12 +150,12 @@ class LoadedKernel:
         """Queue the launches of a plan on a stream of this GPU's primary context, by its handle.
 
         Raises:
-            DeviceError: the arguments are not one ScanArgs, or a launch was refused.
+            DeviceError: the arguments are not what the kernel takes, or a launch was refused.
         """
-        if len(arguments) != SCAN_ARGS.itemsize:
-            raise DeviceError(f"{self.spec.id} takes {SCAN_ARGS.itemsize} bytes of arguments, found {len(arguments)}")
+        if len(arguments) != self._size.value:
+            raise DeviceError(f"{self.id} takes {self._size.value} bytes of arguments, found {len(arguments)}")
         # The driver copies the arguments during the call.
-        held = _Arguments.from_buffer_copy(arguments)
+        held = self._arguments.from_buffer_copy(arguments)
         extra = _Extra(_BUFFER_POINTER, ctypes.addressof(held), _BUFFER_SIZE, ctypes.addressof(self._size), _END)
         on = ctypes.c_void_p(stream)
         with self._launcher.current():

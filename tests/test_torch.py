@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -13,13 +14,16 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from pyharness import manifest
-from pyharness.drop_in import DropIn, Place, described, merged
+from pyharness import manifest, transpose
+from pyharness.args import SCAN_ARGS
+from pyharness.drop_in import DropIn, Place, described
+from pyharness.emulator import EmulatorBuffer, EmulatorLaunch, run
 from pyharness.errors import DeviceError, ImageError, InvalidProblem, NoKernel, Unsupported, WrongShape
 from pyharness.launcher import Launcher
 from pyharness.problem import DTYPES
-from pyharness.spec import Plan, parse_id
-from pyharness.toolchain import ROOT
+from pyharness.spec import Plan
+from pyharness.strides import merged
+from pyharness.toolchain import ROOT, Image, cuda_include_dirs
 from tests.fake_cuda import build_driver, write_facts
 
 Array = NDArray[Any]
@@ -85,9 +89,65 @@ def host(driver: Path, monkeypatch: pytest.MonkeyPatch) -> HostArrays:
     return HostArrays()
 
 
+class Turning:
+    """The kernel of transpositions in the place of a loaded one: its text in the emulator, over host memory."""
+
+    def __init__(self, image: Image, argument_bytes: int) -> None:
+        self.symbols, self.argument_bytes = set(image.usage), argument_bytes
+        self.launches: list[int] = []
+
+    def launch(self, plan: Plan, arguments: bytes, stream: int) -> None:
+        assert len(arguments) == self.argument_bytes
+        (launch,) = plan.launches
+        assert launch.entry in self.symbols
+        dtype = {"ssm_transpose_16": "f16", "ssm_transpose_32": "f32"}[launch.entry]
+        *_, count, tokens = struct.unpack("<25q2i", arguments)
+        self.launches.append(count)
+        buffers = []
+        for place in range(count):
+            source, result, batch_stride, row_stride, rows = struct.unpack_from("<5q", arguments, 40 * place)
+            shape = (launch.grid[2], tokens, rows)
+            given = described(source, shape, (batch_stride, 1, row_stride), dtype)
+            made = described(result, shape, (tokens * rows, rows, 1), dtype)
+            buffers.append(EmulatorBuffer(f"source {place}", given))
+            buffers.append(EmulatorBuffer(f"result {place}", made, writable=True, initialised=False, must_write=True))
+
+        def pack(address: Mapping[str, int]) -> bytes:
+            packed = bytearray(arguments)
+            for place in range(count):
+                both = (address[f"source {place}"], address[f"result {place}"])
+                struct.pack_into("<2q", packed, 40 * place, *both)
+            return bytes(packed)
+
+        text = transpose.SOURCE.read_text(encoding="utf-8")
+        one = EmulatorLaunch(launch.entry, launch.grid, launch.block, launch.shared_bytes)
+        run(text, [one], buffers, pack, include_dirs=cuda_include_dirs())
+
+
+class HostLauncher(Launcher):
+    """The stand-in driver, which knows kernels of scans alone."""
+
+    turning: Any = None
+
+    def loaded(self, kernel: str) -> Any:
+        return self.turning if kernel == transpose.NAME else super().loaded(kernel)
+
+    def load(self, kernel: str, image: Image, argument_bytes: int = SCAN_ARGS.itemsize) -> Any:
+        if kernel != transpose.NAME:
+            return super().load(kernel, image, argument_bytes)
+        self.turning = Turning(image, argument_bytes)
+        return self.turning
+
+
 @pytest.fixture
 def calls(host: HostArrays, driver: Path) -> DropIn:
-    return DropIn(host, lambda ordinal: Launcher(ordinal, str(driver / "libcuda.so.1")))
+    return DropIn(host, lambda ordinal: HostLauncher(ordinal, str(driver / "libcuda.so.1")))
+
+
+def turned(calls: DropIn) -> list[int]:
+    """How many arrays each launch turned."""
+    turning = calls.launcher(1).loaded(transpose.NAME)
+    return [] if turning is None else list(turning.launches)
 
 
 def softplus(value: Array) -> Array:
@@ -343,6 +403,26 @@ def test_what_strides_cannot_say_is_copied_and_nothing_else(calls: DropIn, host:
     assert host.copies == ["f32"] * 2
 
 
+@pytest.mark.parametrize("gap", [0, 3])
+def test_what_a_convolution_leaves_is_turned_by_one_launch(calls: DropIn, host: HostArrays, gap: int) -> None:
+    """x, B and C of one tensor whose tokens lie side by side, of a longer one where a prompt goes on."""
+    tensors = prompt(2, 37)
+    row = np.random.default_rng(5).standard_normal((2, 4 * 8 + 4 * 16, 37 + gap)).astype(np.float32)
+    channels = row[:, :, gap:].swapaxes(1, 2)
+    parts = {"x": (0, 4, 8), "B": (32, 2, 16), "C": (64, 2, 16)}
+    for name, (first, *inner) in parts.items():
+        tensors[name] = channels[:, :, first : first + int(np.prod(inner))].reshape(2, 37, *inner)
+        assert np.shares_memory(tensors[name], row)
+    for factor in (1.0, -2.0):
+        row *= factor
+        wanted, states = plain_scan(tensors, 0.0, np.inf, True)
+        y, final = chunk_scan(calls, tensors)
+        assert error(y, wanted) < F32
+        assert error(final, states) < F32
+    assert host.copies == []
+    assert turned(calls) == [3, 3]
+
+
 @pytest.mark.parametrize("grouped", [False, True])
 @pytest.mark.parametrize("batch", [1, 2])
 def test_a_prompt_of_mamba_1_is_the_packages(calls: DropIn, host: HostArrays, batch: int, grouped: bool) -> None:
@@ -387,7 +467,8 @@ def test_a_prompt_of_mamba_1_is_the_packages(calls: DropIn, host: HostArrays, ba
     assert error(found, wanted) < F32
     assert error(final, state.reshape(batch, dim, n)) < F32
     # Of all that has tokens, delta alone came with them side by side.
-    assert host.copies == ["f32"]
+    assert host.copies == []
+    assert turned(calls) == [1]
 
 
 def test_d_expanded_over_rows_is_one_value_a_head(calls: DropIn) -> None:
@@ -483,6 +564,12 @@ def test_a_kernel_that_does_not_fit_is_refused_and_so_is_a_load_within_a_capture
     host.capturing = True
     with pytest.raises(DeviceError, match="make the same call once before"):
         update(calls, decode(3))
+    host.capturing = False
+    chunk_scan(calls, prompt(2))
+    host.capturing = True
+    sideways = {"x": np.ascontiguousarray(prompt(2)["x"].reshape(2, 37, 32).swapaxes(1, 2)).swapaxes(1, 2)}
+    with pytest.raises(DeviceError, match="transpose is not loaded"):
+        chunk_scan(calls, prompt(2) | {"x": sideways["x"].reshape(2, 37, 4, 8)})
 
 
 @pytest.mark.parametrize(("io", "state"), [("f16", "f16"), ("f32", "bf16")])
@@ -549,7 +636,7 @@ def test_an_image_that_uses_other_resources_than_it_was_built_with_is_refused(
 def test_arguments_of_another_size_are_refused(calls: DropIn) -> None:
     update(calls, decode(1))
     gpu = calls.launcher(1)
-    kernel = gpu.loaded(parse_id(UPDATE))
+    kernel = gpu.loaded(UPDATE)
     assert kernel is not None
     with pytest.raises(DeviceError, match="takes 288 bytes of arguments, found 280"):
         kernel.launch(Plan(()), bytes(280), 0)

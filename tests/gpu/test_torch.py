@@ -378,6 +378,51 @@ def test_what_models_hand_over_is_used_where_it_lies(ours: Any) -> None:
         assert made == (1 if name == "selective_state_update" else 2)
 
 
+def behind_a_convolution(arguments: dict[str, Any], gap: int) -> dict[str, Any]:
+    """The same prompt as transformers hands it over: x, B and C of one tensor whose tokens lie side by side."""
+    batch, tokens = arguments["x"].shape[:2]
+    parts = {name: arguments[name].flatten(2) for name in ("x", "B", "C")}
+    row = torch.nn.functional.pad(torch.cat(list(parts.values()), dim=2).transpose(1, 2), (gap, 0)).contiguous()
+    channels = row[:, :, gap:].transpose(1, 2).split([part.shape[2] for part in parts.values()], dim=2)
+    views = {n: one.unflatten(2, arguments[n].shape[2:]) for n, one in zip(parts, channels, strict=True)}
+    for view in views.values():
+        assert view.stride(1) == 1
+        assert view.untyped_storage().data_ptr() == row.data_ptr()
+    return arguments | views
+
+
+@EVERY_DTYPE
+@pytest.mark.parametrize(("batch", "tokens", "gap"), [(1, 4096, 0), (2, 300, 4), (3, 257, 3)])
+def test_a_prompt_whose_tokens_lie_side_by_side_gives_the_same_bits(
+    ours: Any, dtype: Any, batch: int, tokens: int, gap: int
+) -> None:
+    arguments = prompt(batch, tokens, dtype)
+    sideways = behind_a_convolution(arguments, gap)
+    wanted = ours.mamba_chunk_scan_combined(**arguments)
+    for one, other in zip(ours.mamba_chunk_scan_combined(**sideways), wanted, strict=True):
+        assert torch.equal(one, other)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = ours.mamba_chunk_scan_combined(**sideways)
+    sideways["x"].mul_(2)
+    graph.replay()
+    for one, other in zip(found, ours.mamba_chunk_scan_combined(**sideways), strict=True):
+        assert torch.equal(one, other)
+    assert not torch.equal(found[0], wanted[0])
+
+
+@EVERY_DTYPE
+def test_a_prompt_of_mamba_1_whose_tokens_lie_side_by_side_gives_the_same_bits(ours: Any, dtype: Any) -> None:
+    """Every argument that has tokens, as mamba-ssm's compiled scan wants them."""
+    step = mamba1_step(2, dtype)
+    rows = {"u": (8192,), "delta": (8192,), "B": (16,), "C": (16,), "z": (8192,)}
+    sideways = {name: drawn(2, *size, 77, dtype=dtype, seed=3) for name, size in rows.items()}
+    parameters = {"A": step["A"], "D": step["D"], "delta_bias": step["dt_bias"], "delta_softplus": True}
+    channels_last = {name: one.transpose(1, 2).contiguous().transpose(1, 2) for name, one in sideways.items()}
+    wanted = ours.selective_scan_fn(**channels_last, **parameters)
+    assert torch.equal(ours.selective_scan_fn(**sideways, **parameters), wanted)
+
+
 def test_the_example_of_the_docs_prints_what_it_is_for() -> None:
     text = (ROOT / "docs" / "torch.md").read_text(encoding="utf-8")
     (example,) = re.findall(r"^```python\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
