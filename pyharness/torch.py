@@ -4,15 +4,17 @@
 
 Arguments, results and the kind of errors are those of mamba-ssm's functions of the same names.
 Tensors are used where they lie, with the strides that they have; work goes to PyTorch's current stream and can be
-captured in a CUDA graph once the same call was made before; nothing is waited for. There is no backward.
+captured in a CUDA graph once the same call was made before; but for what a first call makes, nothing is waited for.
+There is no backward.
 
 What costs a copy: parameters D, dt_bias and A that are not f32, indices that are not int32, initial_states (a call
-updates its own copy), and tensors whose strides a scan cannot follow. docs/torch.md has the rules.
+updates its own copy), and tensors whose strides a scan cannot follow; those whose tokens lie side by side are turned by
+one launch. docs/torch.md has the rules.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from functools import lru_cache
 from typing import Any
 
@@ -37,6 +39,8 @@ _NAMES: dict[Any, str] = {
     torch.float64: "f64",
 }
 _DTYPES = {name: dtype for dtype, name in _NAMES.items()}
+#: Elements that a constant has at first: more sequences than most batches have.
+_LEAST_CONSTANTS = 4096
 
 
 def selective_state_update(
@@ -216,6 +220,11 @@ def _present(**tensors: Tensor | None) -> dict[str, Tensor]:
 class Torch:
     """PyTorch as `pyharness.drop_in` wants a framework."""
 
+    def __init__(self) -> None:
+        #: By what makes them, GPU, and length.
+        self._constants: dict[tuple[Callable[..., Tensor], int, int], Tensor] = {}
+        self._longest: dict[tuple[Callable[..., Tensor], int], Tensor] = {}
+
     def dtype(self, tensor: Tensor) -> str:
         name = _NAMES.get(tensor.dtype)
         if name is None:
@@ -262,10 +271,30 @@ class Torch:
         return torch.empty(shape, dtype=_DTYPES[dtype], device=f"cuda:{place.ordinal}")
 
     def offsets(self, sequences: int, tokens: int, place: Place) -> Tensor:
+        if tokens == 1:
+            return self._constant(torch.arange, torch.int32, sequences + 1, place)
         return _offsets(sequences, tokens, place) if place.capturing else _kept_offsets(sequences, tokens, place)
 
     def zeros(self, count: int, place: Place) -> Tensor:
-        return _zeros(count, place) if place.capturing else _kept_zeros(count, place)
+        return self._constant(torch.zeros, torch.uint8, count, place)
+
+    def _constant(self, make: Callable[..., Tensor], dtype: Any, count: int, place: Place) -> Tensor:
+        """The first elements of what is the same in every call: made once a GPU, and never freed.
+
+        So a captured graph may read it, as long as it was made before; else what a capture makes is the graph's.
+        """
+        key = (make, place.ordinal, count)
+        if key not in self._constants:
+            whole = self._longest.get(key[:2])
+            if whole is None or len(whole) < count:
+                device = f"cuda:{place.ordinal}"
+                if place.capturing:
+                    return make(count, dtype=dtype, device=device)
+                whole = self._longest[key[:2]] = make(max(_LEAST_CONSTANTS, 2 * count), dtype=dtype, device=device)
+                # From now on whatever stream may read it.
+                torch.cuda.current_stream(device).synchronize()
+            self._constants[key] = whole[:count]
+        return self._constants[key]
 
 
 def _offsets(sequences: int, tokens: int, place: Place) -> Tensor:
@@ -273,12 +302,7 @@ def _offsets(sequences: int, tokens: int, place: Place) -> Tensor:
     return torch.arange(0, last + 1, tokens, dtype=torch.int32, device=f"cuda:{place.ordinal}")
 
 
-def _zeros(count: int, place: Place) -> Tensor:
-    return torch.zeros(count, dtype=torch.uint8, device=f"cuda:{place.ordinal}")
-
-
 # Of the stream that filled them. What a capture makes is filled at replay and belongs to the graph.
 _kept_offsets = lru_cache(maxsize=64)(_offsets)
-_kept_zeros = lru_cache(maxsize=64)(_zeros)
 
 calls = DropIn(Torch())

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import functools
 import itertools
 import math
 import re
@@ -17,6 +19,7 @@ torch = pytest.importorskip("torch", reason="needs PyTorch: pip install torch")
 
 from pyharness import peer_suites  # noqa: E402
 from pyharness.errors import DeviceError, InvalidProblem, Unsupported, WrongShape  # noqa: E402
+from pyharness.launcher import Launcher  # noqa: E402
 from pyharness.oracle import oracle  # noqa: E402
 from pyharness.peers import mamba_module  # noqa: E402
 from pyharness.problem import ScanProblem  # noqa: E402
@@ -376,6 +379,30 @@ def test_what_models_hand_over_is_used_where_it_lies(ours: Any) -> None:
         call(**arguments)
         made = torch.cuda.memory_stats()["allocation.all.allocated"] - before
         assert made == (1 if name == "selective_state_update" else 2)
+
+
+def nodes(call: Any) -> int:
+    """Of the CUDA graph that a call is captured in, made once before."""
+    call()
+    graph = torch.cuda.CUDAGraph(keep_graph=True)
+    with torch.cuda.graph(graph):
+        call()
+    count = ctypes.c_size_t()
+    driver = Launcher(torch.cuda.current_device())
+    driver.call("cuGraphGetNodes", ctypes.c_void_p(graph.raw_cuda_graph()), None, ctypes.byref(count))
+    return count.value
+
+
+@pytest.mark.parametrize("batch", [1, 16])
+def test_a_captured_step_is_one_launch(ours: Any, batch: int) -> None:
+    assert nodes(functools.partial(ours.selective_state_update, **decode(batch, torch.bfloat16))) == 1
+
+
+def test_a_captured_prompt_is_its_launches_and_one_that_turns_what_lies_sideways(ours: Any) -> None:
+    arguments = prompt(1, 1024, torch.bfloat16) | {"kernel": SSD}
+    assert nodes(functools.partial(ours.mamba_chunk_scan_combined, **arguments)) == 2
+    sideways = behind_a_convolution(arguments, 0)
+    assert nodes(functools.partial(ours.mamba_chunk_scan_combined, **sideways)) == 3
 
 
 def behind_a_convolution(arguments: dict[str, Any], gap: int) -> dict[str, Any]:
