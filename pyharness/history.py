@@ -79,12 +79,14 @@ def remember(before: Mapping[str, Any], after: Mapping[str, Any], folder: Path |
         toolchain.publish_json(path_of(before["device"], folder), document)
 
 
-def store(document: Mapping[str, Any], path: Path, folder: Path | None = None) -> None:
-    """Store figures, and keep what they replace."""
-    if path.is_file():
+def store(
+    document: Mapping[str, Any], path: Path, folder: Path | None = None, before: Mapping[str, Any] | None = None
+) -> None:
+    """Store figures, and keep what they replace: what the file has, or what a run that stores often found in it."""
+    if before is None and path.is_file():
         before = json.loads(path.read_text(encoding="utf-8"))
-        if before["device"] == document["device"]:
-            remember(before, document, folder)
+    if before is not None and before["device"] == document["device"]:
+        remember(before, document, folder)
     toolchain.publish_json(path, document)
 
 

@@ -7,8 +7,9 @@ chain of latencies of one block. An empty kernel with a parameter block of the s
 from __future__ import annotations
 
 import dataclasses
+import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -146,13 +147,15 @@ def _one_of_each_package(point: Point) -> list[peer_kernels.Peer]:
     return list(found.values())
 
 
-def rows(device: Device, families: Mapping[str, Point], peers: bool, track: build.Track) -> list[dict[str, Any]]:
-    """A row a kernel: "kernel", "family", "point", KINDS, or "failed" with the reason; peers have no "plan"."""
+def rows(device: Device, families: Mapping[str, Point], peers: bool, track: build.Track) -> Iterator[dict[str, Any]]:
+    """A row a kernel, as they come: "kernel", "family", "point", KINDS, or "failed" with the reason.
+
+    Peers have no "plan".
+    """
     kernels = {family: chosen(family, device) for family in families}
     # What decodes beside `recurrent` decodes beside `update`.
     beside = [family for family in families if peers and family != RecurrentSpec.family]
     others = {family: _one_of_each_package(families[family]) if family in beside else [] for family in families}
-    found: list[dict[str, Any]] = []
     with track(f"bench {SUITE}", sum(map(len, kernels.values())) + sum(map(len, others.values()))) as bar:
         for family, point in families.items():
             workload = Workload(device, point, cold=False)
@@ -163,16 +166,15 @@ def rows(device: Device, families: Mapping[str, Point], peers: bool, track: buil
                     made = _kernel_row(workload, kernel)
                 except SsmError as error:
                     made = {"failed": str(error)}
-                found.append({"kernel": kernel} | about | made)
+                yield {"kernel": kernel} | about | made
             for peer in others[family]:
                 bar.step(peer.name)
                 try:
                     made = _peer_row(workload, peer)
                 except Exception as reason:  # whatever another package raises is its reason, shown in its row
                     made = {"failed": peer_kernels.reason(reason)}
-                found.append({"kernel": peer.name, "peer": True} | about | made)
+                yield {"kernel": peer.name, "peer": True} | about | made
             workload.free()
-    return found
 
 
 def _empty(device: Device) -> dict[str, dict[str, float]]:
@@ -194,21 +196,34 @@ def bench(
 ) -> dict[str, Any]:
     """Measure the launch cost of each family and store it, by default in generated/bench/<device>/launch.json.
 
+    Rows are stored as they come, beside those that are stored and not measured yet.
+
     Raises:
-        DeviceError: there is no GPU, or a kernel is wrong or failed; nothing is stored then.
+        DeviceError: there is no GPU, or a kernel is wrong or failed, which is not stored then.
     """
     device = get(ordinal)
-    found = rows(device, POINTS, peers, track)
-    failed = [f"{row['kernel']}: {row['failed']}" for row in found if "failed" in row and not row.get("peer")]
+    target = path or stored_path(device.name, SUITE)
+    about = measure.header(SUITE, device, PROTOCOL) | {"empty": _empty(device)}
+    document = about | {"points": {point.name: point.stored() for point in POINTS.values()}, "rows": []}
+    earlier = json.loads(target.read_text(encoding="utf-8")) if target.is_file() else document
+    left = [] if measure.unlike(document, earlier) else [{"date": earlier["date"]} | row for row in earlier["rows"]]
+    failed = []
+    for row in rows(device, POINTS, peers, track):
+        if "failed" in row and not row.get("peer"):
+            failed.append(f"{row['kernel']}: {row['failed']}")
+            continue
+        document["rows"].append({"date": document["date"]} | row)
+        left = [other for other in left if _place(other) != _place(row)]
+        history.store(document | {"rows": sorted([*document["rows"], *left], key=_place)}, target)
     if failed:
-        raise DeviceError("nothing is stored, these were not timed:\n" + "\n".join(failed))
-    document = measure.header(SUITE, device, PROTOCOL) | {
-        "empty": _empty(device),
-        "points": {point.name: point.stored() for point in POINTS.values()},
-        "rows": found,
-    }
-    history.store(document, path or stored_path(device.name, SUITE))
+        raise DeviceError("these were not timed and are not stored:\n" + "\n".join(failed))
+    history.store(document, target)
     return document
+
+
+def _place(row: Mapping[str, Any]) -> tuple[int, bool, str]:
+    """Of a row in the table."""
+    return list(POINTS).index(row["family"]), bool(row.get("peer")), row["kernel"]
 
 
 def listing(document: Mapping[str, Any]) -> list[dict[str, Any]]:

@@ -16,7 +16,7 @@ import dataclasses
 import json
 import math
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import datetime, timezone
@@ -62,6 +62,7 @@ PRODUCT_FLOPS_PER_ELEMENT = 4
 #: Matrix operands that an io is multiplied as at the highest rate; f32 with few bits, as `tf32` does.
 _PRODUCT_OPERAND = {"f32": "tf32", "bf16": "bf16", "f16": "bf16"}
 _FMA_ROUNDS = 256
+_NOTHING: dict[str, Any] = {"points": {}, "rows": []}
 #: Replays before the first round go on for this long: an idle GPU takes a while to raise its clocks.
 _WARM_UP_US = 20_000.0
 
@@ -278,15 +279,26 @@ def measure(
     Raises:
         DeviceError: there is no GPU, or the ceilings cannot be measured.
     """
+    return [row for _, rows in measuring(kernels, protocol, ordinal, progress, ascending, peers) for row in rows]
+
+
+def measuring(
+    kernels: Mapping[Point, Sequence[str]],
+    protocol: Protocol = FULL,
+    ordinal: int = 0,
+    progress: Callable[[str], None] | None = None,
+    ascending: int = 0,
+    peers: bool = False,
+) -> Iterator[tuple[Point, list[dict[str, Any]]]]:
+    """The rows of `measure` as they come: a point's own kernels together, then each peer's by itself."""
     tell = progress or (lambda _: None)
     device = get(ordinal)
     tell("compiling")
     images, failures = compile_all(list(dict.fromkeys(kernel for ids in kernels.values() for kernel in ids)), device)
     ceiling_kernels = Ceilings(device)
-    rows: list[dict[str, Any]] = []
     for point, ids in kernels.items():
         if device.broken:
-            rows += [{"kernel": kernel, "point": point.name, "failed": device.broken} for kernel in ids]
+            yield point, [{"kernel": kernel, "point": point.name, "failed": device.broken} for kernel in ids]
             continue
         tell(f"{point.name} ceilings")
         workload = Workload(device, point)
@@ -296,15 +308,15 @@ def measure(
         for kernel in ids:
             tell(f"{point.name} {kernel}")
             own.append(_timed_row(workload, kernel, images.get(kernel) or failures[kernel], protocol, ceilings))
-        rows += own
         fastest = sorted((row for row in own if "us" in row), key=lambda row: row["us"]["median"])
         for kernel in (row["kernel"] for row in fastest[:ascending]):
             tell(f"{point.name} {kernel} in ascending order")
-            rows.append(_timed_row(workload, kernel, images[kernel], protocol, ceilings, order="ascending"))
+            own.append(_timed_row(workload, kernel, images[kernel], protocol, ceilings, order="ascending"))
+        yield point, own
         if peers:
-            rows += _peer_rows(workload, protocol, ceilings, tell)
+            for row in _peer_rows(workload, protocol, ceilings, tell):
+                yield point, [row]
         workload.free()
-    return rows
 
 
 def _timed_row(
@@ -328,8 +340,7 @@ def _timed_row(
 
 def _peer_rows(
     workload: Workload, protocol: Protocol, ceilings: Mapping[str, float], tell: Callable[[str], None]
-) -> list[dict[str, Any]]:
-    rows = []
+) -> Iterator[dict[str, Any]]:
     calls = graph_calls(workload.sets, protocol.calls)
     for peer in peer_kernels.peers(workload.point):
         tell(f"{workload.point.name} {peer.name}")
@@ -340,8 +351,7 @@ def _peer_rows(
             row["failed"] = peer_kernels.reason(reason)
         else:
             row |= _figures(Timing.of(times), ceilings, norms)
-        rows.append(row)
-    return rows
+        yield row
 
 
 def _figures(timing: Timing, ceilings: Mapping[str, float], norms: Norms) -> dict[str, Any]:
@@ -377,7 +387,8 @@ def bench(
 
     Each row holds the ceilings of its own run, so that a table can be measured in parts: `points` and `only` name the
     points and kernels of this part, and the stored rows of others stay as long as device, driver and compiler are the
-    same.
+    same. Rows are stored as they come: a run that is cut short leaves a table of what it measured and, where one table
+    may have both, of what was stored before.
 
     Args:
         family: one of TABLES.
@@ -395,31 +406,44 @@ def bench(
     Raises:
         NoKernel: the family has no table.
         DeviceError: there is no GPU, a stored table is not of this device, driver and compiler, or a kernel is wrong or
-            failed; nothing is stored then.
+            failed; of its point nothing is stored then.
     """
     if family not in TABLES:
         raise NoKernel(f"family {family!r} has no table of timings; on offer: {', '.join(TABLES)}")
     measured = points or TABLES[family]
     device = get(ordinal)
-    document = header(family, device, PROTOCOL) | {"points": {p.name: p.stored() for p in measured}, "rows": []}
+    about = header(family, device, PROTOCOL)
     target = path or stored_path(device.name, family)
     whole = not points and not only
-    stored = document if whole or not target.is_file() else json.loads(target.read_text(encoding="utf-8"))
-    # Tables that cannot be joined are refused before minutes are spent.
-    merged(document, stored)
+    document = about | _NOTHING
+    stored = json.loads(target.read_text(encoding="utf-8")) if target.is_file() else document
+    # Tables that cannot be joined are refused before minutes are spent; a whole one takes the other's place.
+    if not whole or not unlike(about, stored):
+        document = merged(document, stored)
     chosen: dict[Point, Sequence[str]] = {}
     for point in measured:
         extra = [kernel for kernel in kernels if takes(parse_id(kernel), point)]
         ids = dict.fromkeys([*default_kernels(point, family), *extra])
         chosen[point] = [kernel for kernel in ids if not only or kernel in only]
     ascending = _ASCENDING if family == UpdateSpec.family else 0
+    failed: dict[Point, list[str]] = {}
+    made: list[dict[str, Any]] = []
     with track(f"bench {family}", steps(chosen, ascending, peers)) as bar:
-        rows = measure(chosen, FULL, ordinal, bar.step, ascending, peers)
-    failed = [f"{r['kernel']} at {r['point']}: {r['failed']}" for r in rows if "failed" in r and not is_peer(r)]
+        for point, rows in measuring(chosen, FULL, ordinal, bar.step, ascending, peers):
+            wrong = [f"{r['kernel']} at {r['point']}: {r['failed']}" for r in rows if "failed" in r and not is_peer(r)]
+            if wrong:
+                failed[point] = wrong
+            if point not in failed:
+                made += rows
+                document = merged(about | {"points": {point.name: point.stored()}, "rows": rows}, document)
+                history.store(document, target, before=stored)
     if failed:
-        raise DeviceError("nothing is stored, these were not timed:\n" + "\n".join(failed))
-    document = merged(document | {"rows": rows}, stored)
-    history.store(document, target)
+        lines = "\n".join(line for wrong in failed.values() for line in wrong)
+        raise DeviceError(f"these were not timed, and of their points nothing is stored:\n{lines}")
+    if whole:
+        # What the table has no more.
+        document = merged(about | {"points": {p.name: p.stored() for p in measured}, "rows": made}, about | _NOTHING)
+        history.store(document, target, before=stored)
     return document
 
 
@@ -446,6 +470,11 @@ def steps(kernels: Mapping[Point, Sequence[str]], ascending: int, peers: bool) -
     return count
 
 
+def unlike(one: Mapping[str, Any], other: Mapping[str, Any]) -> str:
+    """What two runs differ in that makes their figures no one table; empty if nothing."""
+    return next((name for name in ("device", "driver", "compiler", "protocol") if one[name] != other[name]), "")
+
+
 def merged(part: Mapping[str, Any], stored: Mapping[str, Any]) -> dict[str, Any]:
     """A part of a table and what the stored table has beside it; points and kernels in the order of a whole table.
 
@@ -454,11 +483,9 @@ def merged(part: Mapping[str, Any], stored: Mapping[str, Any]) -> dict[str, Any]
     Raises:
         DeviceError: the stored table is of another device, driver, compiler or protocol.
     """
-    for name in ("device", "driver", "compiler", "protocol"):
-        if part[name] != stored[name]:
-            raise DeviceError(
-                f"the stored table has {name} {stored[name]!r}, this run {part[name]!r}: measure it whole"
-            )
+    name = unlike(part, stored)
+    if name:
+        raise DeviceError(f"the stored table has {name} {stored[name]!r}, this run {part[name]!r}: measure it whole")
     family = part["suite"]
     sizes = stored["points"] | part["points"]
     usual = {point.name: n for n, point in enumerate(TABLES[family])}

@@ -111,6 +111,30 @@ def test_figures_of_each_kernel_and_the_reason_of_each_peer_are_stored(
     assert [line["kernel"] for line in lines] == [row["kernel"] for row in document["rows"]]
 
 
+def test_rows_are_stored_as_they_come_beside_those_of_an_earlier_run(
+    device: HostDevice, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "launch.json"
+    whole = launch_cost.bench(path)["rows"]
+    document = json.loads(path.read_text(encoding="utf-8"))
+    for row in document["rows"]:
+        row["launches"] = 7
+    path.write_text(json.dumps(document), encoding="utf-8")
+    measured = launch_cost._kernel_row
+
+    def stopped(workload: Any, kernel: str) -> dict[str, Any]:
+        if kernel == whole[1]["kernel"]:
+            raise KeyboardInterrupt
+        return measured(workload, kernel)
+
+    monkeypatch.setattr(launch_cost, "_kernel_row", stopped)
+    with pytest.raises(KeyboardInterrupt):
+        launch_cost.bench(path)
+    rows = json.loads(path.read_text(encoding="utf-8"))["rows"]
+    assert [row["kernel"] for row in rows] == [row["kernel"] for row in whole]
+    assert [row["launches"] for row in rows] == [whole[0]["launches"], *[7] * (len(whole) - 1)]
+
+
 def test_a_kernel_that_fails_is_told_and_nothing_is_stored(
     device: HostDevice, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -118,7 +142,7 @@ def test_a_kernel_that_fails_is_told_and_nothing_is_stored(
         raise DeviceError("its y is wrong")
 
     monkeypatch.setattr(workload.Workload, "check", wrong)
-    with pytest.raises(DeviceError, match="nothing is stored, these were not timed:\n.*: its y is wrong"):
+    with pytest.raises(DeviceError, match="these were not timed and are not stored:\n.*: its y is wrong"):
         launch_cost.bench(tmp_path / "launch.json")
     assert list(tmp_path.iterdir()) == []
 

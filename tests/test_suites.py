@@ -49,6 +49,8 @@ def test_the_launch_suite_has_points_and_kernels_of_its_own() -> None:
 # A run.
 
 POINT = point_named("decode_16x1_f32")
+OTHER = point_named("prefill_1x4096_f32")
+STOP = None
 KERNEL = RecurrentSpec(d_state=128).id
 
 
@@ -67,16 +69,19 @@ def row(us: float, image: str = "a", **more: Any) -> dict[str, Any]:
 
 @pytest.fixture
 def bench(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
-    """A device whose timings are set by the test: `bench.rows` is what the next run measures."""
+    """A device whose timings are set by the test: `bench.rows` is what the next run measures, until one says stop."""
     state = SimpleNamespace(rows=[], folder=tmp_path / "bench" / "nvidia-h200", steps=[])
     gpu = SimpleNamespace(name="NVIDIA H200", target="sm_90")
 
     def measured(chosen: Any, protocol: Any, ordinal: int, progress: Any, ascending: int, peers: bool) -> Any:
         progress("compiling")
         state.steps.append((list(chosen), peers))
-        return state.rows
+        for row in state.rows:
+            if row is STOP:
+                raise KeyboardInterrupt
+            yield point_named(row["point"]), [row]
 
-    monkeypatch.setattr(measure, "measure", measured)
+    monkeypatch.setattr(measure, "measuring", measured)
     monkeypatch.setattr(measure, "get", lambda _: gpu)
     monkeypatch.setattr(device, "get", lambda _: gpu)
     monkeypatch.setattr(measure.toolchain, "find_compiler", lambda: toolchain.Compiler(Path("nvcc"), "13.0.88", True))
@@ -99,8 +104,63 @@ def test_a_run_stores_rows_with_their_date_and_keeps_what_it_replaces(bench: Any
     assert [peers for _, peers in bench.steps] == [False, True]
     assert [entry["us"] for entry in history.read("NVIDIA H200")] == [22.0]
     bench.rows = [row(20.0) | {"failed": "it is wrong"}]
-    with pytest.raises(DeviceError, match="nothing is stored, these were not timed:\n.*it is wrong"):
+    with pytest.raises(DeviceError, match="of their points nothing is stored:\n.*it is wrong"):
         suites.run(suite, track=silent)
+    assert [one["us"]["median"] for one in stored(bench)["rows"]] == [20.0]
+
+
+def stored(bench: Any) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((bench.folder / "recurrent.json").read_text(encoding="utf-8"))
+    return found
+
+
+def timings(bench: Any) -> dict[tuple[str, str], float]:
+    return {(one["point"], one["kernel"]): one["us"]["median"] for one in stored(bench)["rows"]}
+
+
+def test_a_run_that_is_cut_short_keeps_what_it_measured_beside_what_was_stored(bench: Any) -> None:
+    suite = suites.chosen("ancestor")[0]
+    gone = KERNEL.replace("_c40", "_c8")
+    bench.rows = [row(22.0), row(23.0, kernel=gone), row(700.0, point=OTHER.name)]
+    suites.run(suite)
+    bench.rows = [row(20.0, "b"), row(9.0, kernel="mamba-ssm", peer=True), STOP, row(500.0, point=OTHER.name)]
+    with pytest.raises(KeyboardInterrupt):
+        suites.run(suite, peers=True)
+    kept = {(POINT.name, KERNEL): 20.0, (POINT.name, gone): 23.0, (OTHER.name, KERNEL): 700.0}
+    assert timings(bench) == kept | {(POINT.name, "mamba-ssm"): 9.0}
+    assert [path.name for path in bench.folder.iterdir()] == ["recurrent.json"]
+    assert [entry["us"] for entry in history.read("NVIDIA H200")] == [22.0]
+    # A whole run that ends has its own rows alone.
+    bench.rows = [row(20.0, "b"), row(600.0, "b", point=OTHER.name)]
+    suites.run(suite)
+    assert timings(bench) == {(POINT.name, KERNEL): 20.0, (OTHER.name, KERNEL): 600.0}
+    assert [entry["us"] for entry in history.read("NVIDIA H200")] == [22.0, 700.0]
+
+
+def test_a_whole_run_under_another_driver_takes_the_place_of_the_table_and_keeps_its_history(
+    bench: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    suite = suites.chosen("ancestor")[0]
+    bench.rows = [row(22.0), row(700.0, point=OTHER.name)]
+    suites.run(suite)
+    monkeypatch.setattr(gpus, "driver", lambda: gpus.Driver("590.1", "13.0", ()))
+    with pytest.raises(DeviceError, match="the stored table has driver '580.1', this run '590.1': measure it whole"):
+        suites.run(suite, [POINT])
+    bench.rows = [row(20.0, "b"), row(500.0, "b", point=OTHER.name)]
+    document = suites.run(suite)
+    assert (document["driver"], len(document["rows"])) == ("590.1", 2)
+    assert [entry["us"] for entry in history.read("NVIDIA H200")] == [22.0, 700.0]
+
+
+def test_a_point_with_a_kernel_that_failed_is_left_as_it_was(bench: Any) -> None:
+    suite = suites.chosen("ancestor")[0]
+    bench.rows = [row(22.0), row(700.0, point=OTHER.name)]
+    suites.run(suite)
+    wrong = {"kernel": KERNEL, "point": POINT.name, "failed": "its y is wrong"}
+    bench.rows = [wrong, row(9.0, kernel="mamba-ssm", peer=True), row(600.0, point=OTHER.name)]
+    with pytest.raises(DeviceError, match="its y is wrong"):
+        suites.run(suite, peers=True)
+    assert timings(bench) == {(POINT.name, KERNEL): 22.0, (OTHER.name, KERNEL): 600.0}
 
 
 def test_steps_are_counted_as_they_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -116,7 +176,8 @@ def test_steps_are_counted_as_they_are_told(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(measure.peer_kernels, "time_peer", lambda *_: ([1.0], measure.Norms(0, 0)))
     for ascending, peers in ((0, False), (1, False), (3, True)):
         told.clear()
-        measure.measure(kernels, measure.SHORT, 0, told.append, ascending, peers)
+        rows = measure.measure(kernels, measure.SHORT, 0, told.append, ascending, peers)
+        assert len(rows) == len(told) - 1 - len(kernels)
         assert len(told) == measure.steps(kernels, ascending, peers)
 
 
