@@ -1,8 +1,9 @@
 """The scan's share of a prompt and of a decode step in a stack of the size of Nemotron 3 Nano, before and after.
 
-    python examples/share_of_scan.py [--store]
+    python examples/share_of_scan.py [--store] [--points decode_1x1 ...] [--scans ours ...]
 
-With --store the figures go to generated/bench/<device>/models.json, and README.md shows them.
+With --store each figure goes to generated/bench/<device>/models.json as it comes, beside those that are there and not
+timed anew, and README.md shows them: a run that is cut short keeps what it timed.
 
 One layer of each kind, as transformers writes it, is timed in bf16 with random weights, and multiplied by how often the
 model has it: 23 of Mamba-2 (projections, convolution, gated norm, scan), 23 of experts, 6 of attention; then the last
@@ -23,9 +24,10 @@ from __future__ import annotations
 import argparse
 import functools
 import importlib
+import json
 import sys
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -36,9 +38,10 @@ import torch
 from transformers_models import DEVICE, MODELS, NANO, header, launched_since, scan_functions, scanning, store
 
 import pyharness.torch as ours
+from pyharness import figures, toolchain
 from pyharness.errors import SsmError
 from pyharness.families import RecurrentSpec
-from pyharness.models_table import SUITE, table
+from pyharness.models_table import SUITE, joined, table
 
 #: How often the model has each layer; the pattern of all 52 is MEMEM*EMEMEM*EM...
 LAYERS = {"linear_attention": 23, "moe": 23, "full_attention": 6}
@@ -52,7 +55,8 @@ ROUNDS, REPLAYS = 5, 20
 NEMOTRON = MODELS["nemotron_h"]
 PADDED = RecurrentSpec(d_state=NANO["ssm_state_size"], layout="padded", io="bf16").id
 #: Of which package the scans of a layer are, and which kernel of ours is to be taken in place of what selection picks.
-SCANS = {"padded": ("ours", PADDED), "triton": ("triton", ""), "ours": ("ours", "")}
+#: The one that searches for its best configurations, which takes longest, comes last.
+SCANS = {"ours": ("ours", ""), "padded": ("ours", PADDED), "triton": ("triton", "")}
 
 
 def timed(calls: list[Callable[[], Any]]) -> float:
@@ -178,18 +182,20 @@ def experts(stack: Stack, sequences: int, tokens: int) -> tuple[float, str]:
 
 
 @torch.inference_mode()
-def measure() -> dict[str, Any]:
-    """The document of models.json."""
-    about = header(SUITE, "examples/share_of_scan.py: CUDA graphs of calls whose data are cold, median of 5 rounds")
+def timings(points: list[str], scans: list[str]) -> Iterator[dict[str, Any]]:
+    """Rows of models.json as they come: what is no scan first, then one scan after the other."""
     stack = Stack()
-    stack_rows: list[dict[str, Any]] = []
-    for point, (sequences, tokens) in POINTS.items():
+    for point in points:
+        sequences, tokens = POINTS[point]
         us, implementation = experts(stack, sequences, tokens)
-        stack_rows.append({"point": point, "part": "moe", "us": us, "implementation": implementation})
+        yield {"point": point, "part": "moe", "us": us, "implementation": implementation}
         us = timed(stack.calls("full_attention", sequences, tokens))
-        stack_rows.append({"point": point, "part": "full_attention", "us": us})
-        stack_rows.append({"point": point, "part": "head", "us": timed([stack.head(sequences)])})
-        for scan, (package, kernel) in SCANS.items():
+        yield {"point": point, "part": "full_attention", "us": us}
+        yield {"point": point, "part": "head", "us": timed([stack.head(sequences)])}
+    for scan in scans:
+        package, kernel = SCANS[scan]
+        for point in points:
+            sequences, tokens = POINTS[point]
             row: dict[str, Any] = {"point": point, "scan": scan}
             before = Counter(ours.calls.launched)
             try:
@@ -201,24 +207,32 @@ def measure() -> dict[str, Any]:
                 row |= next(iter(launched_since(before)), {"kernel": "mamba-ssm"})
             except (SsmError, ImportError) as error:
                 row["failed"] = str(error)
-            stack_rows.append(row)
-            print(row, flush=True)
-    return about | {
-        "model": "Nemotron 3 Nano 30B-A3B",
-        "dtype": "bf16, but for D and dt_bias",
-        "layers": LAYERS,
-        "points": {name: {"sequences": s, "tokens": t, "context": CONTEXT} for name, (s, t) in POINTS.items()},
-        "timings": stack_rows,
-    }
+            yield row
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--points", nargs="+", choices=list(POINTS), default=list(POINTS))
+    parser.add_argument("--scans", nargs="+", choices=list(SCANS), default=list(SCANS))
     parser.add_argument("--store", action="store_true", help="keep the figures and bring README.md in line")
     options = parser.parse_args()
-    document = measure()
+    document = header(SUITE, "examples/share_of_scan.py: CUDA graphs of calls whose data are cold, median of 5 rounds")
+    document |= {
+        "model": "Nemotron 3 Nano 30B-A3B",
+        "dtype": "bf16, but for D and dt_bias",
+        "layers": LAYERS,
+        "points": {name: {"sequences": s, "tokens": t, "context": CONTEXT} for name, (s, t) in POINTS.items()},
+        "timings": [],
+    }
+    path = figures.stored_path(document["device"], SUITE)
+    stored = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    for row in timings(options.points, options.scans):
+        print(row, flush=True)
+        document["timings"].append(row)
+        if options.store:
+            toolchain.publish_json(path, joined(stored, document))
     if options.store:
-        store(document)
+        store(joined(stored, document))
     print(table(document))
     return 0
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from pyharness.figures import EARLIER, kernel_cell
+from pyharness.figures import EARLIER, dates, days, kernel_cell
 from pyharness.markdown import wrapped
 
 #: The name of the stored file.
@@ -13,6 +13,29 @@ SUITE = "models"
 _MAMBA = "linear_attention"
 #: How the table names scans.
 _SCANS = {"padded": "`padded`, before", "triton": "mamba-ssm", "ours": "ours"}
+
+
+#: What the figures of one table have in common.
+_OF_ONE_TABLE = ("device", "driver", "compiler", "torch", "transformers", "protocol", "model", "dtype", "layers")
+
+
+def joined(stored: Mapping[str, Any], part: Mapping[str, Any]) -> dict[str, Any]:
+    """What a run timed, and of what is stored the timings that it has not, where one table may have both.
+
+    Every timing says on which date it was taken.
+    """
+    known = stored if all(stored.get(name) == part[name] for name in _OF_ONE_TABLE) else {"points": {}, "timings": []}
+    dated = [{"date": document["date"]} | row for document in (known, part) for row in document["timings"]]
+    timings = {(row["point"], row.get("part", ""), row.get("scan", "")): row for row in dated}
+
+    def place(key: tuple[str, str, str]) -> tuple[str, bool, int]:
+        point, kind, scan = key
+        return point, not kind, list(_SCANS).index(scan) if scan else 0
+
+    return dict(part) | {
+        "points": known["points"] | part["points"],
+        "timings": [timings[key] for key in sorted(timings, key=place)],
+    }
 
 
 def rows(document: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -55,9 +78,10 @@ def rows(document: Mapping[str, Any]) -> list[dict[str, Any]]:
 def table(document: Mapping[str, Any]) -> str:
     """The rows as Markdown, with what they are of."""
     layers = document["layers"]
+    when = days(dates(document, document["timings"]))
     prose = (
         f"{document['device']}, driver {document['driver']}, nvcc {document['compiler']}, torch {document['torch']}, "
-        f"transformers {document['transformers']}, {document['date']}. Layers of the size of {document['model']} as "
+        f"transformers {document['transformers']}, {when}. Layers of the size of {document['model']} as "
         f"transformers writes them, with random weights in {document['dtype']}, one layer after another so that all "
         f"weights are cold: {layers[_MAMBA]} x Mamba-2, {layers['moe']} x experts, {layers['full_attention']} x "
         "attention, and the logits of one token a sequence. Microseconds of one scan, of the scans of all layers, of "

@@ -20,6 +20,7 @@ DOCUMENT: dict[str, Any] = {
     "torch": "2",
     "transformers": "5",
     "date": "2026-01-01",
+    "protocol": "p",
     "model": "a model",
     "dtype": "bf16",
     "layers": {"linear_attention": 2, "moe": 1, "full_attention": 1},
@@ -58,6 +59,22 @@ def test_the_table_has_a_line_a_row_and_says_what_did_not_run() -> None:
     assert "| prefill 1 x 1000 | `padded`, before | `k` | 300.0 | 600 | 400.0 | 1000 | 60.0 % | 1000000 |" in text
     assert "| decode 4 x 1 behind 50 | ours | `k3` | 5.0 | 10 | 20.0 | 50 | 20.0 % | 80000 |" in text
     assert text.endswith("Not run: prefill_1x1000, triton: mamba-ssm is not installed")
+
+
+def test_a_part_of_the_timings_takes_the_place_of_those_that_are_stored() -> None:
+    timed = {"point": "prefill_1x1000", "scan": "ours", "kernel": "k4", "scan_us": 40.0, "us": 140.0}
+    part = DOCUMENT | {"date": "2026-01-02", "timings": [timed]}
+    found = models_table.joined(DOCUMENT, part)
+    assert [row.get("kernel") or row.get("part") or row["failed"] for row in found["timings"]] == [
+        *("head", "k3"),
+        *("moe", "full_attention", "head", "k", "mamba-ssm is not installed", "k4"),
+    ]
+    assert {row["date"] for row in found["timings"] if row is not found["timings"][-1]} == {"2026-01-01"}
+    assert found["timings"][-1] == timed | {"date": "2026-01-02"}
+    assert "2026-01-01 to 2026-01-02. Layers" in models_table.table(found)
+    # Under another driver they would be no one table.
+    assert models_table.joined(DOCUMENT, part | {"driver": "590"})["timings"] == [timed | {"date": "2026-01-02"}]
+    assert models_table.joined({}, part)["timings"] == [timed | {"date": "2026-01-02"}]
 
 
 def test_the_readme_takes_the_table_from_what_is_stored(tmp_path: Path) -> None:
