@@ -62,9 +62,14 @@ EARLIER_SIGN = "†"
 EARLIER_TELLS = "timed with an earlier build of the kernel, whose bytes are others by now"
 
 
+def earlier_sign(row: Mapping[str, Any]) -> str:
+    """What stands behind the id of a row's kernel: a sign where it was timed with an earlier build, else nothing."""
+    return f" {EARLIER_SIGN}" if row.get(EARLIER) else ""
+
+
 def kernel_cell(row: Mapping[str, Any]) -> str:
-    """The id of a row's kernel as Markdown, with a sign where it was timed with an earlier build."""
-    return f"`{row['kernel']}`" + (f" {EARLIER_SIGN}" if row.get(EARLIER) else "")
+    """The id of a row's kernel as Markdown, with the sign."""
+    return f"`{row['kernel']}`{earlier_sign(row)}"
 
 
 def is_peer(row: Mapping[str, Any]) -> bool:

@@ -299,8 +299,10 @@ def _chunk_scan(workload: Workload, chunk: int) -> Callable[[int], Any]:
 
 
 def reason(error: BaseException) -> str:
-    """Why a peer did not run, in one short line without the folders of this machine."""
-    text = re.sub(r"(?<!\w)(?:/[^\s/:'\"]+)+/", "", f"{type(error).__name__}: {error}")
+    """Why a peer did not run, in one short line without the folders of this machine: of a compiler, its first error."""
+    lines = str(error).splitlines()
+    complaint = next((line for line in lines if re.search(r"\berror\b.*: ", line)), str(error))
+    text = re.sub(r"(?<!\w)(?:/[^\s/:'\"]+)+/", "", f"{type(error).__name__}: {complaint}")
     return " ".join(text.split())[:_MESSAGE]
 
 

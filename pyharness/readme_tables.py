@@ -85,7 +85,7 @@ def _decode_table(document: Mapping[str, Any]) -> str:
     for name, point in points(document):
         lines.append("| " + " | ".join(_decode_cells(point, timed_at(document, name))) + " |")
     findings = [wrapped(goals_) for goals_ in [decode_goals(document)] if goals_]
-    return "\n\n".join([wrapped(prose), "\n".join(lines), *findings, *_not_run(document)])
+    return "\n\n".join([wrapped(prose), "\n".join(lines), *findings, *map(wrapped, gaps.sentences(document))])
 
 
 def decode_goals(document: Mapping[str, Any]) -> str:
@@ -141,14 +141,6 @@ def decode_goals(document: Mapping[str, Any]) -> str:
     return f"Goals: {'; '.join(texts)}." if texts else ""
 
 
-def _not_run(document: Mapping[str, Any]) -> list[str]:
-    """Why kernels that were timed nowhere were not, and which points lack a time of ours or of a peer."""
-    ran = {row["kernel"] for row in document["rows"] if "us" in row}
-    missing = {row["kernel"]: row["failed"] for row in document["rows"] if "failed" in row and row["kernel"] not in ran}
-    lines = [f"Not run at any point: {kernel}: {why}" for kernel, why in missing.items()]
-    return [wrapped(line) for line in [*lines, *gaps.sentences(document)]]
-
-
 def _decode_cells(point: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> list[str]:
     def figure(row: Mapping[str, Any] | None, ceiling: str = "slots") -> str:
         if row is None:
@@ -198,7 +190,7 @@ def _mamba1_table(document: Mapping[str, Any]) -> str:
         if ours and point["job"] == "decode" and state_mib(point) >= MAMBA1_LARGE_MIB:
             over.append(ours["ratio"])
     findings = [wrapped(goals_) for goals_ in [mamba1_goals(gains, over)] if goals_]
-    return "\n\n".join([wrapped(prose), "\n".join(lines), *findings, *_not_run(document)])
+    return "\n\n".join([wrapped(prose), "\n".join(lines), *findings, *map(wrapped, gaps.sentences(document))])
 
 
 def _mamba1_cells(
@@ -263,7 +255,7 @@ def _prefill_table(document: Mapping[str, Any]) -> str:
             cells = _prefill_cells(point, rows, precision)
             if cells:
                 lines.append("| " + " | ".join(cells) + " |")
-    return "\n\n".join([wrapped(prose), "\n".join(lines), *_not_run(document)])
+    return "\n\n".join([wrapped(prose), "\n".join(lines), *map(wrapped, gaps.sentences(document))])
 
 
 def _prefill_cells(point: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], precision: str) -> list[str]:
@@ -333,7 +325,7 @@ def _device_table(document: Mapping[str, Any]) -> str:
         parts.append(f"{heads} heads x {head_dim} head_dim x {d_state} d_state, {groups} groups, {io}, state {state}:")
         parts.append(_shape_table(document, io, sorted(names, reverse=True)))
     findings = [text for text in (goals(document), compile_time_sizes(document)) if text]
-    return "\n\n".join([*parts, *map(wrapped, findings), *_not_run(document)])
+    return "\n\n".join([*parts, *map(wrapped, findings), *map(wrapped, gaps.sentences(document))])
 
 
 def _shape_table(document: Mapping[str, Any], io: str, names: Sequence[str]) -> str:

@@ -54,19 +54,15 @@ def gpu_packages_missing() -> tuple[str, ...]:
     return tuple(name for name in ("pycuda", "cuda-bindings") if not doctor.version(name))
 
 
-def _read_report(path: Path) -> tuple[int, Counter[str]]:
-    cases = list(ElementTree.parse(path).iter("testcase")) if path.is_file() else []
-    reasons = [skip.get("message", "no reason given") for case in cases for skip in case.findall("skipped")]
-    passed = sum(all(child.tag not in ("skipped", "failure", "error") for child in case) for case in cases)
-    return passed, Counter(reasons)
-
-
 def _pytest(name: str, arguments: list[str]) -> tuple[int, int, Counter[str]]:
+    """The exit code of a run, how many tests passed, and how many were skipped by reason."""
     report = _report_path(name)
     report.unlink(missing_ok=True)
     command = [sys.executable, "-m", "pytest", f"--junitxml={report}", *arguments]
     code = subprocess.run(command, cwd=ROOT, check=False).returncode
-    return code, *_read_report(report)
+    files = ended(report).values()
+    skipped = sum((Counter(file["skipped"]) for file in files), Counter[str]())
+    return code, sum(file["passed"] for file in files), skipped
 
 
 def _report_path(name: str) -> Path:
@@ -122,7 +118,10 @@ def store_gpu(reports: Sequence[Path] = (), folder: Path = FOLDER) -> Path:
     path = folder / f"{figures.device_slug(about['device'])}.json"
     held = json.loads(path.read_text(encoding="utf-8"))["files"] if path.is_file() else {}
     for report in reports or [_report_path("gpu")]:
-        for file, found in ended(report).items():
+        files = ended(report)
+        if not files:
+            raise SsmError(f"tests were wanted in {report.name}, found none: run pytest with --junitxml")
+        for file, found in files.items():
             held[file] = found | {"date": about["date"], "driver": about["driver"]}
     toolchain.publish_json(path, {"device": about["device"], "files": held})
     return path
@@ -131,12 +130,9 @@ def store_gpu(reports: Sequence[Path] = (), folder: Path = FOLDER) -> Path:
 def ended(report: Path) -> dict[str, dict[str, Any]]:
     """How each test file of a report ended: "passed" tests, "failed" names, and "skipped" tests by reason.
 
-    Raises:
-        SsmError: it is missing or holds no test.
+    There is none if the report is missing, as of a run that ended before its first test.
     """
-    cases = list(ElementTree.parse(report).iter("testcase")) if report.is_file() else []
-    if not cases:
-        raise SsmError(f"tests were wanted in {report.name}, found none: run pytest with --junitxml")
+    cases = ElementTree.parse(report).iter("testcase") if report.is_file() else ()
     files: dict[str, dict[str, Any]] = {}
     for case in cases:
         # "tests.gpu.test_update", and where a test is one of a class, its name behind.

@@ -177,6 +177,10 @@ def test_every_peer_is_named_and_says_what_is_missing(device: Any, monkeypatch: 
     with pytest.raises(DeviceError, match="torch is not installed"):
         peers.time_peer(load, found[0], 1, 1, 1, 0.0)
     assert peers.reason(ValueError("a\nb")) == "ValueError: a b"
+    built = RuntimeError(
+        "Ninja build failed. Output:\n[1/3] nvcc --generate\n/x/b.cuh(7): error: static assertion failed"
+    )
+    assert peers.reason(built) == "RuntimeError: b.cuh(7): error: static assertion failed"
     assert peers.reason(ImportError("no x/y in (/opt/a b/c.so), /x/y.py")) == "ImportError: no x/y in (a b/c.so), y.py"
 
 

@@ -31,10 +31,27 @@ def test_points_are_named_with_the_reason() -> None:
     assert gaps.without_peer(found) == {FAILED.name: "no i8 state", ALONE.name: ""}
     unmeasured = ", ".join(f"`{point.name}`" for point in REST)
     assert gaps.sentences(found) == [
+        "Not run at any point: theirs, too: DeviceError: no i8 state",
         f"Not measured: {unmeasured}.",
         f"No other package ran at `{FAILED.name}`: no i8 state.",
         f"No other package ran at `{ALONE.name}`: none was timed there.",
     ]
+
+
+def test_peers_that_ran_elsewhere_are_named_where_they_did_not() -> None:
+    both = [{"point": name, "peer": True} for name in (MEASURED.name, FAILED.name)]
+    found = document(
+        *({"kernel": "k", "point": point.name, "us": US} for point in (MEASURED, FAILED)),
+        *({"kernel": "theirs"} | row | {"us": US} for row in both),
+        {"kernel": "other a", "us": US} | both[0],
+        {"kernel": "other a", "failed": "RuntimeError: build failed. Output: much more"} | both[1],
+        {"kernel": "other b", "us": US} | both[0],
+        {"kernel": "other b", "failed": "RuntimeError: build failed. Output: even more"} | both[1],
+        *({"kernel": "absent", "failed": "DeviceError: absent is not installed"} | row for row in both),
+    )
+    first, _, last = gaps.sentences(found)
+    assert first == "Not run at any point: absent: DeviceError: absent is not installed"
+    assert last == f"other a and other b did not run at `{FAILED.name}`: build failed."
 
 
 def test_a_whole_suite_lacks_nothing() -> None:

@@ -202,14 +202,16 @@ def test_with_a_gpu_both_parts_run_and_either_fails_the_whole(
     assert outcome.skipped == {"needs a GPU": 4, "needs cpu": 1, "needs gpu": 1}
 
 
-def test_skips_are_read_from_the_report(tmp_path: Path) -> None:
+def test_a_report_is_read_by_file(tmp_path: Path) -> None:
     report = tmp_path / "report.xml"
     report.write_text(
-        '<testsuites><testsuite><testcase name="a"/><testcase name="b"><skipped message="no GPU"/></testcase>'
-        '<testcase name="c"><failure/></testcase><testcase name="d"><system-out/></testcase></testsuite></testsuites>'
+        '<testsuites><testsuite><testcase classname="tests.test_a" name="a"/>'
+        '<testcase classname="tests.test_a" name="b"><skipped message="no GPU"/></testcase>'
+        '<testcase classname="tests.test_a" name="c"><failure/></testcase>'
+        '<testcase classname="tests.test_a" name="d"><system-out/></testcase></testsuite></testsuites>'
     )
-    assert suite._read_report(report) == (2, Counter({"no GPU": 1}))
-    assert suite._read_report(tmp_path / "none.xml") == (0, Counter())
+    assert suite.ended(report) == {"test_a": {"passed": 2, "failed": ["c"], "skipped": {"no GPU": 1}}}
+    assert suite.ended(tmp_path / "none.xml") == {}
 
 
 def test_how_gpu_tests_ended_is_kept_by_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

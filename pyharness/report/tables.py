@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pyharness import grades, logits_table, models_table
-from pyharness.figures import EARLIER, EARLIER_SIGN, best_peer, fastest_of_ours, is_peer, points, timed_at
+from pyharness.figures import best_peer, earlier_sign, fastest_of_ours, is_peer, points, timed_at
 from pyharness.grades import Proofs
 from pyharness.manifest import Row
 from pyharness.occupancy import MULTIPROCESSORS, occupancy
@@ -53,8 +53,8 @@ def _cells(values: Iterable[Any]) -> list[Cell]:
     return [value if isinstance(value, Cell) else Cell(str(value)) for value in values]
 
 
-def _kernel(name: str, earlier: object = False) -> Cell:
-    return Cell(f"{name} {EARLIER_SIGN}" if earlier else name, "kernel")
+def _kernel(name: str, sign: str = "") -> Cell:
+    return Cell(f"{name}{sign}", "kernel")
 
 
 def _columns(text: str) -> list[tuple[str, bool]]:
@@ -147,7 +147,7 @@ def best_by_point(document: Mapping[str, Any]) -> Table:
         else:
             ratio = peer["us"]["median"] / us["median"]
             cells += [Cell(f"{peer['us']['median']:.2f}"), Cell(f"{ratio:.2f}", "won" if ratio >= 1 else "lost")]
-        cells += [_kernel(ours["kernel"], ours.get(EARLIER)), Cell(peer["kernel"] if peer else "-")]
+        cells += [_kernel(ours["kernel"], earlier_sign(ours)), Cell(peer["kernel"] if peer else "-")]
         lines.append(cells)
     columns = _columns(
         "point, sizes, # ceiling, # ours, # spread, # x ceiling, # best peer, # peer / ours, our kernel, peer"
@@ -198,7 +198,7 @@ def models(document: Mapping[str, Any]) -> Table:
         times += [f"{row[name]:.1f}" for name in ("layer_us", "others_us", "total_us")]
         share, rate = f"{100 * row['share']:.1f} %", f"{row['tokens_per_second']:.0f}"
         lines.append(
-            [Cell(step), Cell(row["scan"]), _kernel(row["kernel"], row.get(EARLIER)), *_cells([*times, share, rate])]
+            [Cell(step), Cell(row["scan"]), _kernel(row["kernel"], earlier_sign(row)), *_cells([*times, share, rate])]
         )
     scans = f"{document['layers']['linear_attention']} scans"
     columns = _columns(
@@ -224,7 +224,7 @@ def native_times(document: Mapping[str, Any]) -> Table | None:
     """A call from Go beside one from PyCUDA, of the same images over the same data."""
     lines = [
         [
-            *(Cell(row["point"]), _kernel(row["kernel"], row.get(EARLIER))),
+            *(Cell(row["point"]), _kernel(row["kernel"], earlier_sign(row))),
             *(Cell(f"{row[name]:.2f}") for name in ("go_us", "pycuda_us")),
             Cell(f"{row['ratio']:.3f}", "won" if row["ratio"] <= 1 else "lost"),
         ]
