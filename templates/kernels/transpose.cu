@@ -2,7 +2,7 @@
 // and C behind a convolution over tokens. What moves are words of 16 or 32 bits, whatever they mean.
 //
 // One launch does up to kMostArrays arrays of one batch and one number of tokens: blocks (tile of tokens, tile of rows,
-// sequence), the tiles of rows of one array behind those of the other; kThreads threads; kTileBytes of dynamic shared
+// sequence), the tiles of rows of one array behind those of the other; kThreads threads; a tile of dynamic shared
 // memory. pyharness/transpose.py has the same numbers and packs TransposeArgs.
 
 #include <cstdint>
@@ -69,7 +69,8 @@ __device__ __forceinline__ void transpose(const TransposeArgs& args) {
 #pragma unroll
     for (int k = 0; k < kLoads; ++k) {
       const bool inside = warp + i * kWarps < rows_here && lane + k * kWarp < tokens_here;
-      loaded[i][k] = inside ? source[k * kWarp] : Element(0);
+      // Read once: the L2 cache is for the result, which the scan reads next.
+      loaded[i][k] = inside ? __ldcs(source + k * kWarp) : Element(0);
     }
     source += kWarps * row_stride;
   }
