@@ -130,12 +130,12 @@ def is_earlier(named: Mapping[str, Any]) -> bool:
 
 def mark(document: dict[str, Any]) -> bool:
     """Mark what was timed with an earlier build, and nothing else; whether that changed the document."""
-    before = json.dumps(document)
+    before = json.dumps(document, sort_keys=True)
     for named in images(document):
         named.pop(EARLIER, None)
         if is_earlier(named):
             named[EARLIER] = True
-    return json.dumps(document) != before
+    return json.dumps(document, sort_keys=True) != before
 
 
 def mark_stored(folder: Path = figures.BENCH) -> list[str]:

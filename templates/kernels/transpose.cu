@@ -69,8 +69,7 @@ __device__ __forceinline__ void transpose(const TransposeArgs& args) {
 #pragma unroll
     for (int k = 0; k < kLoads; ++k) {
       const bool inside = warp + i * kWarps < rows_here && lane + k * kWarp < tokens_here;
-      // Read once: the L2 cache is for the result, which the scan reads next.
-      loaded[i][k] = inside ? __ldcs(source + k * kWarp) : Element(0);
+      loaded[i][k] = inside ? source[k * kWarp] : Element(0);
     }
     source += kWarps * row_stride;
   }
