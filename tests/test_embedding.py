@@ -335,8 +335,8 @@ static void print_plan(const ssm_grid* grid, int block, int shared, const char* 
   if (ssm_make_plan(grid, block, shared, &sizes, &plan)) exit(1);
   for (int i = 0; i < plan.count; i++) {
     const ssm_shape* s = &plan.launches[i];
-    printf("%s %u %u %u %u %u %u %u ", entries[s->entry], s->grid[0], s->grid[1], s->grid[2], s->block[0], s->block[1],
-           s->block[2], s->shared_bytes);
+    printf("%s %u %u %u %u %u %u %u %d ", entries[s->entry], s->grid[0], s->grid[1], s->grid[2], s->block[0],
+           s->block[1], s->block[2], s->shared_bytes, s->overlaps);
   }
   printf("%lld %d %d %d\\n", (long long)plan.workspace_bytes, plan.lanes, plan.rows, plan.chunk);
 }
@@ -359,7 +359,7 @@ int main(void) {
 def _plan_line(case: dict[str, Any]) -> str:
     words: list[object] = []
     for launch in case["launches"]:
-        words += [launch["entry"], *launch["grid"], *launch["block"], launch["shared_bytes"]]
+        words += [launch["entry"], *launch["grid"], *launch["block"], launch["shared_bytes"], int(launch["overlaps"])]
     words += [case[name] for name in ("workspace_bytes", "lanes", "rows", "chunk")]
     return " ".join(map(str, words))
 
