@@ -184,9 +184,17 @@ extern "C" cudaError_t ssm_launch_{row.id}(const ScanArgs* args, cudaStream_t st
     const int bytes = static_cast<int>(launch.shared_bytes);
     cudaError_t code = cudaFuncSetAttribute(entry, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
     if (code != cudaSuccess) return code;
-    const dim3 grid_size(launch.grid[0], launch.grid[1], launch.grid[2]);
-    const dim3 block_size(launch.block[0], launch.block[1], launch.block[2]);
-    code = cudaLaunchKernel(entry, grid_size, block_size, parameters, launch.shared_bytes, stream);
+    cudaLaunchAttribute overlaps = {{}};
+    overlaps.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    overlaps.val.programmaticStreamSerializationAllowed = 1;
+    cudaLaunchConfig_t config = {{}};
+    config.gridDim = dim3(launch.grid[0], launch.grid[1], launch.grid[2]);
+    config.blockDim = dim3(launch.block[0], launch.block[1], launch.block[2]);
+    config.dynamicSmemBytes = launch.shared_bytes;
+    config.stream = stream;
+    config.attrs = &overlaps;
+    config.numAttrs = launch.overlaps ? 1 : 0;
+    code = cudaLaunchKernelExC(&config, entry, parameters);
     if (code != cudaSuccess) return code;
   }}
   return cudaSuccess;

@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import subprocess
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,12 @@ SPLIT = select.Entry(
 )
 
 
+def _row(kernel: str, read: Callable[..., manifest.Row] = manifest.read) -> manifest.Row:
+    """A kernel's row of the manifest; of the one in two launches that C runs too, as if the second overlapped."""
+    row = read(kernel)
+    return replace(row, grid=row.grid | {"overlaps": 1}) if kernel == SPECS[2].id else row
+
+
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> package.Package:
     dist = tmp_path_factory.mktemp("dist")
@@ -41,6 +48,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> package.Package:
     measured = replace(table, entries=(*table.entries, SPLIT))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(select, "committed_table", lambda: measured)
+        patch.setattr(manifest, "read", _row)
         # The standard library as the other tests have it, so that go compiles it once.
         patch.setattr(package, "VET_FLAGS", ())
         return package.package("sm_90,sm_90a", catalogue=SPECS, dist=dist, include_unproven=True)
@@ -55,7 +63,7 @@ def tree(made: package.Package, tmp_path_factory: pytest.TempPathFactory) -> Pat
 def driver(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """The environment in which libcuda computes on the CPU and knows the kernels of SPECS."""
     folder = build_driver(tmp_path_factory.mktemp("driver"))
-    facts = write_facts(folder / "facts", [manifest.read(spec.id) for spec in SPECS])
+    facts = write_facts(folder / "facts", [_row(spec.id) for spec in SPECS])
     return {"LD_LIBRARY_PATH": str(folder), "FAKECUDA_FACTS": str(facts)}
 
 
@@ -118,6 +126,22 @@ def test_where_prompts_were_measured_fastest_in_two_launches_plans_have_both(
     done = _run([str(example_test), "-test.v", "-test.run", which], example_test.parent, driver | MEASURED)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "--- PASS: TestAMixedBatchIsRight" in done.stdout
+    assert f"by {SPECS[2].id}" in done.stdout
+
+
+def test_what_may_overlap_runs_in_turn_on_a_driver_without_attributes(
+    tree: Path, example_test: Path, driver: dict[str, str], tmp_path: Path
+) -> None:
+    old = driver | {"LD_LIBRARY_PATH": str(build_driver(tmp_path, "-DWITHOUT_ATTRIBUTES"))}
+    which = f"EveryKernelIsCaptured/{SPECS[2].id}"
+    for environment, launched in ((driver, "overlapping"), (old, "in turn")):
+        done = _run([str(example_test), "-test.v", "-test.run", which], example_test.parent, environment)
+        assert done.returncode == 0, launched + done.stdout + done.stderr
+        assert f"--- PASS: Test{which}" in done.stdout
+    program, folder = tmp_path / "scan", tree / "examples" / "c"
+    _cc((folder / "scan.c").read_text(), program, tree / "include")
+    done = _run([str(program), str(tree), str(folder / "vectors" / "prompt_n128_f32.flat")], tmp_path, old)
+    assert (done.returncode, done.stderr) == (0, "")
     assert f"by {SPECS[2].id}" in done.stdout
 
 
@@ -194,7 +218,7 @@ func main() {
     assert listed.strip() == "example.com/ssmscan v0.1.0"
     shown = golden.run_go(["run", "."], engine, cgo=False, environment=environment)
     # A block a head and 32 of 64 rows: 128 blocks of 256 threads with 96000 bytes.
-    assert f"{SPECS[0].id} [{{0 [128 1 1] [256 1 1] 96000}}] proven on NVIDIA H200, driver " in shown
+    assert f"{SPECS[0].id} [{{0 [128 1 1] [256 1 1] 96000 false}}] proven on NVIDIA H200, driver " in shown
     assert "the driver is too old: want CUDA 13.0, driver branch R580, have CUDA 12.8" in shown
 
 

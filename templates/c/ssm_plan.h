@@ -134,8 +134,9 @@ static inline int ssm_segments_launch(ssm_plan* plan, int32_t entry, int64_t blo
 // heads of one group, or of parts of heads where each has `parts_of_head`). With several segments the entry that ends
 // in _gather comes first, on all segments but one, each cut again in `gather_cuts` where they are named, with
 // `gather_shared` bytes of shared memory where they are named, and stores what the states become over each; then _walk
-// runs all segments, and may start before _gather has ended where `overlaps` is 1. Entries are in alphabetical order, so with two entries 0 is _gather and 1 is _walk. The workspace
-// is `state_bytes` for each head of each cut that the tokens can fill.
+// runs all segments, and may start before _gather has ended where `overlaps` is 1. Entries are in alphabetical order,
+// so with two entries 0 is _gather and 1 is _walk. The workspace is `state_bytes` for each head of each cut that the
+// tokens can fill.
 static inline int ssm_segments_plan(const ssm_grid* grid, int32_t threads, int32_t shared, const ssm_geometry* g,
                                     ssm_plan* plan) {
   const int64_t heads = ssm_integer(grid, "heads"), chunk = ssm_integer(grid, "chunk");
