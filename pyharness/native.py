@@ -25,7 +25,7 @@ from itertools import cycle
 from pathlib import Path
 from typing import Any
 
-from pyharness import figures, golden, gpus, manifest, package, toolchain
+from pyharness import c_package, figures, golden, gpus, manifest, package, toolchain
 from pyharness.errors import SsmError, ToolchainError
 from pyharness.families import RecurrentSpec, SsdSpec, UpdateSpec
 from pyharness.markdown import between, wrapped
@@ -62,13 +62,14 @@ def _point(name: str, io: str) -> Point:
     return Point(job, sequences, tokens, job == "decode", io=io)
 
 
-#: Kernels that the C example also runs by the launcher beside their source: one and two launches, decode.
+#: Kernels that the C example also runs by the launcher beside their source: one and two launches, decode, Hopper's own.
 LAUNCHED = tuple(
     spec.id
     for spec in (
         RecurrentSpec(d_state=16),
         UpdateSpec(d_state=16),
         SsdSpec(d_state=128, rows=16, warps=4, segments=8, precision="split"),
+        SsdSpec(d_state=128, warps=16, segments=4, io="bf16", exact="sm_90a"),
     )
 )
 
@@ -87,7 +88,7 @@ def launched(tree: Path, kernel: str, target: str = "sm_90") -> bytes:
     system = ("-lstdc++", "-ldl", "-lpthread", "-lrt", "-lm")
     libraries = (f"-L{toolchain.cuda_library_dir()}", "-lcudart_static", *system)
     commands = (
-        [nvcc, *host, f"-arch={target}", "-c", "-o", "launch.o", source],
+        [nvcc, *host, c_package.machine_code_option(parse_id(kernel), target), "-c", "-o", "launch.o", source],
         ["cc", "-O2", "-I../../include", define, "-o", "launched", "scan.c", "launch.o", *libraries],
     )
     for command in commands:

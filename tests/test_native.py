@@ -155,7 +155,7 @@ def test_proofs_are_counted_by_test_family_and_lane(tmp_path: Path, monkeypatch:
     found = native.prove(machine(tmp_path), tmp_path / "out")
     assert found["checks"]["golden"] == {"passed": 1, "skipped": 1}
     assert found["checks"]["c"] == {"passed": 1}
-    assert found["checks"]["launchers"] == {"passed": 3, "kernels": 3}
+    assert found["checks"]["launchers"] == {"passed": 4, "kernels": 4}
     assert found["checks"]["ssmvet update"] == {"passed": 2, "cases": 7}
     assert "one image failed" in found["checks"]["ssmvet ssd"]["failed"]
     assert found["lanes"].keys() == {"cuda12"}
