@@ -19,7 +19,6 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from datetime import datetime, timezone
 from functools import partial
 from itertools import cycle
 from pathlib import Path
@@ -28,7 +27,7 @@ from typing import Any
 from pyharness import c_package, figures, golden, gpus, manifest, package, toolchain
 from pyharness.errors import SsmError, ToolchainError
 from pyharness.families import RecurrentSpec, SsdSpec, UpdateSpec
-from pyharness.markdown import between, wrapped
+from pyharness.markdown import between, refresh, wrapped
 from pyharness.select import Device, Features, choose
 from pyharness.spec import KernelSpec, parse_id
 from pyharness.workload import Point, Workload
@@ -253,7 +252,7 @@ def prove(folder: Path, out: Path) -> dict[str, Any]:
         ended = dict(zip(jobs, pool.map(attempt, jobs.values()), strict=True))
     found: dict[str, Any] = {"checks": {name: one for name, one in ended.items() if name not in lanes}}
     if lanes:
-        today = datetime.now(timezone.utc).date().isoformat()
+        today = gpus.today()
         found["lanes"] = {lane: {"compiler": version, "date": today} | ended[lane] for lane, version in lanes.items()}
     store(out, found)
     return found
@@ -411,7 +410,7 @@ def document(parts: Mapping[str, Any]) -> dict[str, Any]:
         "driver": driver.version,
         "cuda": driver.cuda,
         "compiler": toolchain.PINNED_VERSION,
-        "date": datetime.now(timezone.utc).date().isoformat(),
+        "date": gpus.today(),
         **parts,
     }
 
@@ -573,7 +572,7 @@ def keep(out: Path, folder: Path = figures.BENCH, page: Path = PAGE) -> Path:
     toolchain.publish(path, manifest.dump(before | found))
     for name, printed in _printed(out).items():
         toolchain.publish(path.with_name(f"{SUITE}-{name}.txt"), printed.encode())
-    toolchain.publish(page, refreshed(page.read_text(encoding="utf-8"), folder).encode())
+    refresh(page, lambda text: refreshed(text, folder))
     return path
 
 
