@@ -55,10 +55,11 @@ def gpu_packages_missing() -> tuple[str, ...]:
 
 
 def _read_report(path: Path) -> tuple[int, Counter[str]]:
-    cases = list(ElementTree.parse(path).iter("testcase")) if path.is_file() else []
-    reasons = [skip.get("message", "no reason given") for case in cases for skip in case.findall("skipped")]
-    passed = sum(all(child.tag not in ("skipped", "failure", "error") for child in case) for case in cases)
-    return passed, Counter(reasons)
+    files = _by_file(path).values()
+    skipped: Counter[str] = Counter()
+    for found in files:
+        skipped.update(found["skipped"])
+    return sum(found["passed"] for found in files), skipped
 
 
 def _pytest(name: str, arguments: list[str]) -> tuple[int, int, Counter[str]]:
@@ -134,11 +135,16 @@ def ended(report: Path) -> dict[str, dict[str, Any]]:
     Raises:
         SsmError: it is missing or holds no test.
     """
-    cases = list(ElementTree.parse(report).iter("testcase")) if report.is_file() else []
-    if not cases:
+    files = _by_file(report)
+    if not files:
         raise SsmError(f"tests were wanted in {report.name}, found none: run pytest with --junitxml")
+    return files
+
+
+def _by_file(report: Path) -> dict[str, dict[str, Any]]:
+    """`ended`, empty where the report is missing."""
     files: dict[str, dict[str, Any]] = {}
-    for case in cases:
+    for case in ElementTree.parse(report).iter("testcase") if report.is_file() else ():
         # "tests.gpu.test_update", and where a test is one of a class, its name behind.
         parts = case.get("classname", "").split(".")
         module = next((part for part in parts if part.startswith("test_")), parts[-1])
