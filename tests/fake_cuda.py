@@ -24,7 +24,7 @@ def _rows(row: Row, entry: str) -> int:
     """Rows of a block as the stand-in wants them; where a rule has none, what the launch is."""
     if row.grid["rule"] == "segments" and row.grid["segments"] > 1:
         second = -4 if row.grid.get("overlaps") else -3
-        return -2 if entry.endswith("_gather") else second
+        return -2 if entry == row.entries[0] else second
     return {"rows": row.grid.get("rows", 0), "padded_rows": 0}.get(row.grid["rule"], -1)
 
 
