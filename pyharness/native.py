@@ -108,6 +108,9 @@ def build(folder: Path, arch: str = "sm_90,sm_90a", nvcc: str = "") -> list[Path
         SsmError: a tool is missing, or generated/ is stale.
     """
     made = package.package(arch, dist=folder.with_name(folder.name + "-dist"))
+    lacking = [kernel for kernel in LAUNCHED if f"kernels/{kernel}.launch.cu" not in made.files]
+    if lacking:
+        raise SsmError(f"{', '.join(lacking)} was wanted in the package, found unproven: run `invoke vet --emulator`")
     tree = package.write_tree(made.files, folder.with_name(folder.name + "-tree"))
     stage = golden.stage_go(arch.split(",")[0], folder=folder.with_name(folder.name + "-stage"))
     lanes = made
