@@ -10,7 +10,7 @@ from typing import Any
 from pyharness.grades import Proofs
 from pyharness.manifest import Row
 from pyharness.select import Table, table_document
-from pyharness.spec import DTYPE_BYTES
+from pyharness.spec import DTYPE_BYTES, KernelSpec
 from pyharness.toolchain import ROOT
 
 #: Hand-written headers, copied as they are.
@@ -131,6 +131,12 @@ def tables(
     return "\n".join(lines).encode()
 
 
+def machine_code_option(kernel: KernelSpec, target: str = "sm_90") -> str:
+    """nvcc's option for machine code of a kernel alone: `-arch=sm_90a` compiles for sm_90 too, which has less."""
+    number = kernel.image_target(target).removeprefix("sm_")
+    return f"-gencode=arch=compute_{number},code=sm_{number}"
+
+
 def launcher(row: Row) -> bytes:
     """`<id>.launch.cu`: a host function that launches the kernel beside it, for engines that run nvcc themselves."""
     io, state = DTYPE_BYTES[row.spec["io"]], DTYPE_BYTES[row.spec["state"]]
@@ -154,7 +160,7 @@ def launcher(row: Row) -> bytes:
 // ssm_launch_{row.id}: launches the kernel beside this file by its plan on a stream and returns
 // before it is done. lanes, rows, chunk and the flags of vector accesses are filled in; the workspace is the caller's.
 //
-//   nvcc {compiled} -arch=sm_90 -c {row.id}.launch.cu
+//   nvcc {compiled} {machine_code_option(row.kernel)} -c {row.id}.launch.cu
 
 #include <cuda_runtime.h>
 
@@ -184,9 +190,17 @@ extern "C" cudaError_t ssm_launch_{row.id}(const ScanArgs* args, cudaStream_t st
     const int bytes = static_cast<int>(launch.shared_bytes);
     cudaError_t code = cudaFuncSetAttribute(entry, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
     if (code != cudaSuccess) return code;
-    const dim3 grid_size(launch.grid[0], launch.grid[1], launch.grid[2]);
-    const dim3 block_size(launch.block[0], launch.block[1], launch.block[2]);
-    code = cudaLaunchKernel(entry, grid_size, block_size, parameters, launch.shared_bytes, stream);
+    cudaLaunchAttribute overlaps = {{}};
+    overlaps.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    overlaps.val.programmaticStreamSerializationAllowed = 1;
+    cudaLaunchConfig_t config = {{}};
+    config.gridDim = dim3(launch.grid[0], launch.grid[1], launch.grid[2]);
+    config.blockDim = dim3(launch.block[0], launch.block[1], launch.block[2]);
+    config.dynamicSmemBytes = launch.shared_bytes;
+    config.stream = stream;
+    config.attrs = &overlaps;
+    config.numAttrs = launch.overlaps ? 1 : 0;
+    code = cudaLaunchKernelExC(&config, entry, parameters);
     if (code != cudaSuccess) return code;
   }}
   return cudaSuccess;

@@ -25,7 +25,7 @@ from pyharness import figures, gpus, measure, toolchain
 from pyharness.device import get
 from pyharness.errors import DeviceError, SsmError, exit_code
 from pyharness.families import FAMILIES
-from pyharness.markdown import between
+from pyharness.markdown import between, refresh
 from pyharness.spec import parse_id
 from pyharness.workload import Point, Workload, point_named
 
@@ -239,11 +239,7 @@ def write_page(path: Path = PAGE, folder: Path = FOLDER) -> bool:
     Raises:
         SsmError: nothing is stored, or the page has not the markers.
     """
-    text = path.read_text(encoding="utf-8")
-    changed = between(text, "counters", tables(folder), path.name)
-    if changed != text:
-        toolchain.publish(path, changed.encode())
-    return changed != text
+    return refresh(path, lambda text: between(text, "counters", tables(folder), path.name))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

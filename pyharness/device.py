@@ -2,7 +2,8 @@
 
 The only module that imports PyCUDA and cuda.bindings, and only when a `Device` is made: pyharness imports without them.
 Images are loaded from memory, so the bytes that run are the bytes that the toolchain made. Each load and each launch is
-checked where it happens.
+checked where it happens. A plan in which a launch overlaps the one before it needs a launch attribute, which PyCUDA's
+calls do not take: it goes through libcuda itself (launcher.py), the same bytes in the same context.
 
 After `Device.run`, every byte that no writable array owns must be what it was, and every output element must have been
 written: see placement.py.
@@ -24,6 +25,7 @@ from pyharness import build, gpus, toolchain
 from pyharness.args import SCAN_ARGS
 from pyharness.doctor import INSTALL_PYCUDA
 from pyharness.errors import DeviceError, ImageError, NoKernel
+from pyharness.launcher import Launcher, LoadedKernel
 from pyharness.placement import (
     GUARD_BYTES,
     GUARD_PATTERN,
@@ -220,6 +222,7 @@ class Kernel:
         self.spec = spec
         self.target = image.target
         self.sha256 = image.sha256
+        self._image = image
         module = device.module(image.data)
         if not image.usage:
             raise ImageError(f"{spec.id} for {image.target}: the toolchain reports no entry: build it again")
@@ -241,6 +244,11 @@ class Kernel:
                     f"{getattr(wanted, name)}: the image is not the one that was built; run invoke clean, then build"
                 )
 
+    @functools.cached_property
+    def _with_attributes(self) -> LoadedKernel:
+        """The same image once more, for launches with attributes, which PyCUDA has not got."""
+        return self._device.launcher.load(self.spec, self._image)
+
     def launch(self, plan: Plan, arguments: bytes) -> None:
         """Queue the launches of a plan.
 
@@ -253,6 +261,11 @@ class Kernel:
         for launch in plan.launches:
             if launch.entry not in self.entries:
                 raise ImageError(f"{self.spec.id}: no entry {launch.entry}; on offer: {', '.join(self.entries)}")
+        if any(launch.overlaps for launch in plan.launches):
+            with self._device.checked(f"launch of {self.spec.id}"):
+                self._with_attributes.launch(plan, arguments, self._device.stream.handle)
+            return
+        for launch in plan.launches:
             self.entries[launch.entry].launch(launch.grid, launch.block, arguments, launch.shared_bytes)
 
 
@@ -333,6 +346,11 @@ class Device:
         with self:
             # Not the default stream, which cannot be captured. It waits for copies, which run on the default stream.
             self.stream = self.driver.Stream()
+
+    @functools.cached_property
+    def launcher(self) -> Launcher:
+        """libcuda itself, in the same context."""
+        return Launcher(self.ordinal)
 
     def __enter__(self) -> Device:
         if self._context is None:

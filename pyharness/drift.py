@@ -23,7 +23,7 @@ from pyharness import figures, gpus, toolchain
 from pyharness.compare import relative_norm
 from pyharness.errors import exit_code
 from pyharness.families import UpdateSpec
-from pyharness.markdown import between
+from pyharness.markdown import between, refresh
 from pyharness.oracle import oracle, quantised
 from pyharness.problem import DTYPES, ScanProblem
 from pyharness.readme_tables import README
@@ -205,11 +205,7 @@ def readme_table(folder: Path = FOLDER) -> str:
 
 def write_readme(path: Path = README, folder: Path = FOLDER) -> bool:
     """Bring the README in line with what is stored; whether that changed it."""
-    text = path.read_text(encoding="utf-8")
-    changed = between(text, "drift", readme_table(folder))
-    if changed != text:
-        toolchain.publish(path, changed.encode())
-    return changed != text
+    return refresh(path, lambda text: between(text, "drift", readme_table(folder)))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

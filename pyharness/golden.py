@@ -230,16 +230,16 @@ def vectors(d_state: int = 128, io: Iterable[str] = ("f32", "bf16"), seed: int =
     ]
 
 
-def prompt(seed: int = 0) -> Golden:
+def prompt(io: str = "f32", seed: int = 0) -> Golden:
     """Two sequences over several chunks at 2 heads x 64 x 128, for kernels that multiply matrices."""
     rng = np.random.default_rng([seed, 128, 64])
     tokens, heads, head_dim, d_state = 170, 2, 64, 128
     problem = ScanProblem(
-        x=_normal(rng, (tokens, heads, head_dim), "f32"),
+        x=_normal(rng, (tokens, heads, head_dim), io),
         dt=_normal(rng, (tokens, heads), "f32"),
         A=(-rng.uniform(1, 16, heads)).astype(np.float32),
-        B=_normal(rng, (tokens, 1, d_state), "f32"),
-        C=_normal(rng, (tokens, 1, d_state), "f32"),
+        B=_normal(rng, (tokens, 1, d_state), io),
+        C=_normal(rng, (tokens, 1, d_state), io),
         D=_normal(rng, (heads,), "f32"),
         dt_bias=rng.uniform(-6, -3, heads).astype(np.float32),
         dt_softplus=True,
@@ -247,7 +247,7 @@ def prompt(seed: int = 0) -> Golden:
         state=_normal(rng, (2, heads, head_dim, d_state), "f32"),
         resume=np.array([0, 1], np.uint8),
     )
-    return Golden("prompt_n128_f32", "a fresh and a resumed sequence", seed, problem, heads * head_dim)
+    return Golden(f"prompt_n128_{io}", "a fresh and a resumed sequence", seed, problem, heads * head_dim)
 
 
 # The files.

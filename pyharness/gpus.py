@@ -88,8 +88,12 @@ def driver() -> Driver:
     return Driver(_driver_version(), version, tuple(gpus), "" if gpus else "the driver sees no GPU")
 
 
+def today() -> str:
+    """The date that is stored of a run, of UTC, as 2026-11-30."""
+    return datetime.now(timezone.utc).date().isoformat()
+
+
 def about_run() -> dict[str, str]:
     """What is stored of a run on the first GPU, which is there: "device" (its name), "driver" and "date"."""
     found = driver()
-    today = datetime.now(timezone.utc).date().isoformat()
-    return {"device": found.gpus[0].name, "driver": found.version, "date": today}
+    return {"device": found.gpus[0].name, "driver": found.version, "date": today()}

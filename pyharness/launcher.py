@@ -23,6 +23,29 @@ _STATIC_SHARED = 1
 #: CU_LAUNCH_PARAM_BUFFER_POINTER, _SIZE and _END.
 _BUFFER_POINTER, _BUFFER_SIZE, _END = 1, 2, None
 _Extra = ctypes.c_void_p * 5
+_PROGRAMMATIC_STREAM_SERIALIZATION = 6  # CU_LAUNCH_ATTRIBUTE_*
+
+
+class _Attribute(ctypes.Structure):
+    """CUlaunchAttribute; the value is a union of 64 bytes."""
+
+    _fields_ = (("id", ctypes.c_int), ("pad", ctypes.c_char * 4), ("value", ctypes.c_int * 16))
+
+
+class _Config(ctypes.Structure):
+    """CUlaunchConfig."""
+
+    _fields_ = (
+        ("grid", ctypes.c_uint * 3),
+        ("block", ctypes.c_uint * 3),
+        ("shared_bytes", ctypes.c_uint),
+        ("stream", ctypes.c_void_p),
+        ("attributes", ctypes.POINTER(_Attribute)),
+        ("count", ctypes.c_uint),
+    )
+
+
+_OVERLAPS = _Attribute(_PROGRAMMATIC_STREAM_SERIALIZATION, b"", (1,))
 
 
 class Launcher:
@@ -164,7 +187,12 @@ class LoadedKernel:
                 if shared > self._dynamic_limit.get(launch.entry, 0):
                     self._allow_shared(launch)
                 function = self._functions[launch.entry]
-                self._launcher.call("cuLaunchKernel", function, *launch.grid, *launch.block, shared, on, None, extra)
+                if launch.overlaps:
+                    config = _Config(launch.grid, launch.block, shared, on, ctypes.pointer(_OVERLAPS), 1)
+                    self._launcher.call("cuLaunchKernelEx", ctypes.byref(config), function, None, extra)
+                else:
+                    shape = (*launch.grid, *launch.block, shared)
+                    self._launcher.call("cuLaunchKernel", function, *shape, on, None, extra)
 
     def _allow_shared(self, launch: Launch) -> None:
         function = self._functions[launch.entry]

@@ -254,6 +254,14 @@ def image_sha256(kernel: str, target: str, folder: Path = FOLDER) -> str:
     return image.sha256 if image else ""
 
 
+def is_promised(kernel: str, image: Mapping[str, str] | None, folder: Path = FOLDER) -> bool:
+    """Whether an image of a kernel, by its "target" and "sha256", is the one that is promised.
+
+    One of which nothing is known counts as that.
+    """
+    return image is None or image_sha256(kernel, image["target"], folder) == image["sha256"]
+
+
 def check(row: Row, target: str, data: bytes) -> None:
     """Check that some bytes are the image that a row promises for a target.
 

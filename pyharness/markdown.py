@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import textwrap
+from collections.abc import Callable
+from pathlib import Path
 
+from pyharness import toolchain
 from pyharness.errors import SsmError
 
 _WIDTH = 120
@@ -26,3 +29,12 @@ def between(text: str, name: str, content: str, page: str = "README.md") -> str:
     if not found or not ended:
         raise SsmError(f"{page}: the lines {first} and {last} were wanted, found {text.count(first)} of the first")
     return f"{before}{first}\n{content}\n{last}{after}"
+
+
+def refresh(page: Path, refreshed: Callable[[str], str]) -> bool:
+    """Bring a page in line by what gives its text as it should be from what it is; whether that changed it."""
+    text = page.read_text(encoding="utf-8")
+    changed = refreshed(text)
+    if changed != text:
+        toolchain.publish(page, changed.encode())
+    return changed != text

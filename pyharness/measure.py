@@ -19,7 +19,6 @@ import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from datetime import datetime, timezone
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -456,7 +455,7 @@ def header(suite: str, device: Device, protocol: str) -> dict[str, Any]:
         "driver": gpus.driver().version,
         "cuda": gpus.driver().cuda,
         "compiler": toolchain.find_compiler().version,
-        "date": datetime.now(timezone.utc).date().isoformat(),
+        "date": gpus.today(),
         "protocol": protocol,
     }
 

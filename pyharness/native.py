@@ -19,16 +19,15 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from datetime import datetime, timezone
 from functools import partial
 from itertools import cycle
 from pathlib import Path
 from typing import Any
 
-from pyharness import figures, golden, gpus, manifest, package, toolchain
+from pyharness import c_package, figures, golden, gpus, manifest, package, toolchain
 from pyharness.errors import SsmError, ToolchainError
 from pyharness.families import RecurrentSpec, SsdSpec, UpdateSpec
-from pyharness.markdown import between, wrapped
+from pyharness.markdown import between, refresh, wrapped
 from pyharness.select import Device, Features, choose
 from pyharness.spec import KernelSpec, parse_id
 from pyharness.workload import Point, Workload
@@ -62,13 +61,14 @@ def _point(name: str, io: str) -> Point:
     return Point(job, sequences, tokens, job == "decode", io=io)
 
 
-#: Kernels that the C example also runs by the launcher beside their source: one and two launches, decode.
+#: Kernels that the C example also runs by the launcher beside their source: one and two launches, decode, Hopper's own.
 LAUNCHED = tuple(
     spec.id
     for spec in (
         RecurrentSpec(d_state=16),
         UpdateSpec(d_state=16),
         SsdSpec(d_state=128, rows=16, warps=4, segments=8, precision="split"),
+        SsdSpec(d_state=128, warps=16, segments=4, io="bf16", exact="sm_90a"),
     )
 )
 
@@ -87,7 +87,7 @@ def launched(tree: Path, kernel: str, target: str = "sm_90") -> bytes:
     system = ("-lstdc++", "-ldl", "-lpthread", "-lrt", "-lm")
     libraries = (f"-L{toolchain.cuda_library_dir()}", "-lcudart_static", *system)
     commands = (
-        [nvcc, *host, f"-arch={target}", "-c", "-o", "launch.o", source],
+        [nvcc, *host, c_package.machine_code_option(parse_id(kernel), target), "-c", "-o", "launch.o", source],
         ["cc", "-O2", "-I../../include", define, "-o", "launched", "scan.c", "launch.o", *libraries],
     )
     for command in commands:
@@ -108,6 +108,9 @@ def build(folder: Path, arch: str = "sm_90,sm_90a", nvcc: str = "") -> list[Path
         SsmError: a tool is missing, or generated/ is stale.
     """
     made = package.package(arch, dist=folder.with_name(folder.name + "-dist"))
+    lacking = [kernel for kernel in LAUNCHED if f"kernels/{kernel}.launch.cu" not in made.files]
+    if lacking:
+        raise SsmError(f"{', '.join(lacking)} was wanted in the package, found unproven: run `invoke vet --emulator`")
     tree = package.write_tree(made.files, folder.with_name(folder.name + "-tree"))
     stage = golden.stage_go(arch.split(",")[0], folder=folder.with_name(folder.name + "-stage"))
     lanes = made
@@ -252,7 +255,7 @@ def prove(folder: Path, out: Path) -> dict[str, Any]:
         ended = dict(zip(jobs, pool.map(attempt, jobs.values()), strict=True))
     found: dict[str, Any] = {"checks": {name: one for name, one in ended.items() if name not in lanes}}
     if lanes:
-        today = datetime.now(timezone.utc).date().isoformat()
+        today = gpus.today()
         found["lanes"] = {lane: {"compiler": version, "date": today} | ended[lane] for lane, version in lanes.items()}
     store(out, found)
     return found
@@ -410,7 +413,7 @@ def document(parts: Mapping[str, Any]) -> dict[str, Any]:
         "driver": driver.version,
         "cuda": driver.cuda,
         "compiler": toolchain.PINNED_VERSION,
-        "date": datetime.now(timezone.utc).date().isoformat(),
+        "date": gpus.today(),
         **parts,
     }
 
@@ -572,7 +575,7 @@ def keep(out: Path, folder: Path = figures.BENCH, page: Path = PAGE) -> Path:
     toolchain.publish(path, manifest.dump(before | found))
     for name, printed in _printed(out).items():
         toolchain.publish(path.with_name(f"{SUITE}-{name}.txt"), printed.encode())
-    toolchain.publish(page, refreshed(page.read_text(encoding="utf-8"), folder).encode())
+    refresh(page, lambda text: refreshed(text, folder))
     return path
 
 

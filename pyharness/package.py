@@ -298,7 +298,7 @@ def _example_files(module: str) -> dict[str, bytes]:
         if path.is_file():
             text = path.read_text(encoding="utf-8").replace(go_module.PLACEHOLDER, module)
             found[f"examples/{path.relative_to(_EXAMPLES).as_posix()}"] = go_module.licensed(path.name, text).encode()
-    for vector in (*golden.vectors(golden.SMALL_D_STATE, ("f32",)), golden.prompt()):
+    for vector in (*golden.vectors(golden.SMALL_D_STATE, ("f32",)), *map(golden.prompt, flat_vectors.IO)):
         found[f"examples/c/vectors/{vector.name}.flat"] = flat_vectors.encode(vector)
     return found
 

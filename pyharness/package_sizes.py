@@ -14,7 +14,7 @@ from typing import Any
 from pyharness import grades, manifest, package, toolchain
 from pyharness.catalogue import CATALOGUE
 from pyharness.errors import SsmError
-from pyharness.markdown import between
+from pyharness.markdown import between, refresh
 from pyharness.spec import TARGETS, KernelSpec
 
 NAME = "package"
@@ -108,7 +108,7 @@ def refreshed(text: str, path: Path = PATH) -> str:
 def keep(stored: Mapping[str, Any], path: Path = PATH, page: Path = PAGE) -> None:
     """Store what a default package weighs, and bring the page in line."""
     toolchain.publish(path, manifest.dump(dict(stored)))
-    toolchain.publish(page, refreshed(page.read_text(encoding="utf-8"), path).encode())
+    refresh(page, lambda text: refreshed(text, path))
 
 
 if __name__ == "__main__":

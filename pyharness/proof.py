@@ -11,7 +11,7 @@ from typing import Any
 from pyharness import replay, suite, toolchain
 from pyharness.errors import SsmError
 from pyharness.fuzz import Tally
-from pyharness.markdown import between
+from pyharness.markdown import between, refresh
 from pyharness.replay import Row
 
 PAGE = toolchain.ROOT / "docs" / "proof.md"
@@ -118,8 +118,4 @@ def write_page(path: Path = PAGE, generated: Path = GENERATED) -> bool:
     Raises:
         SsmError: nothing is stored, or the page has not the markers.
     """
-    text = path.read_text(encoding="utf-8")
-    changed = refreshed(text, generated)
-    if changed != text:
-        toolchain.publish(path, changed.encode())
-    return changed != text
+    return refresh(path, lambda text: refreshed(text, generated))

@@ -25,7 +25,7 @@ from pyharness.figures import (
     timed_at,
 )
 from pyharness.listing import table
-from pyharness.markdown import between, wrapped
+from pyharness.markdown import between, refresh, wrapped
 from pyharness.spec import parse_id
 
 README = toolchain.ROOT / "README.md"
@@ -463,9 +463,5 @@ def write_page(suite: str, path: Path | None = None, folder: Path = BENCH, rows:
     Raises:
         SsmError: nothing is stored, or the page has not the markers.
     """
-    path = path or page_of(suite)
-    text = path.read_text(encoding="utf-8")
-    changed = refreshed_page(text, suite, folder, rows, path.name)
-    if changed != text:
-        toolchain.publish(path, changed.encode())
-    return changed != text
+    page = path or page_of(suite)
+    return refresh(page, lambda text: refreshed_page(text, suite, folder, rows, page.name))

@@ -349,7 +349,6 @@ def _timings(documents: Iterable[Mapping[str, Any]]) -> Iterator[tuple[Entry, bo
             point = document["points"].get(row.get("point"))
             if point is None or "us" not in row or "order" in row or row.get("peer"):
                 continue
-            image = row.get("image")
             entry = Entry(
                 device=document["device"],
                 target=document["target"],
@@ -361,8 +360,7 @@ def _timings(documents: Iterable[Mapping[str, Any]]) -> Iterator[tuple[Entry, bo
                 source="measured",
                 **{size: point[size] for size in ("heads", "head_dim", "d_state", "groups", "io", "state")},
             )
-            current = image is None or manifest.image_sha256(entry.kernel, image["target"]) == image["sha256"]
-            yield entry, current
+            yield entry, manifest.is_promised(entry.kernel, row.get("image"))
 
 
 def same_problem(one: Entry, other: Entry) -> bool:

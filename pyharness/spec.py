@@ -88,12 +88,16 @@ def head_runs(geometry: Geometry, heads: int) -> int:
 
 @dataclass(frozen=True)
 class Launch:
-    """One kernel launch of a plan: symbol, grid and block in blocks and threads, dynamic shared memory in bytes."""
+    """One kernel launch of a plan: symbol, grid and block in blocks and threads, dynamic shared memory in bytes.
+
+    `overlaps` says that it may start before the launch before it has ended: each of its blocks waits itself for that.
+    """
 
     entry: str
     grid: tuple[int, int, int]
     block: tuple[int, int, int]
     shared_bytes: int
+    overlaps: bool = False
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,6 @@ import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,7 @@ from pyharness.catalogue import CATALOGUE
 from pyharness.errors import DeviceError, NoKernel
 from pyharness.families.recurrent import RecurrentSpec
 from pyharness.figures import stored, stored_path
-from pyharness.markdown import between, wrapped
+from pyharness.markdown import between, refresh, wrapped
 from pyharness.select import Features
 from pyharness.spec import KernelSpec, parse_id
 from pyharness.workload import Point
@@ -151,10 +150,7 @@ def _done(document: Mapping[str, Any], point: Point, kernels: Sequence[str]) -> 
     found = {row["kernel"]: row for row in document["short"] if row["point"] == point.name}
     if set(found) != set(kernels):
         return False
-    return all(
-        "image" not in row or manifest.image_sha256(kernel, row["image"]["target"]) == row["image"]["sha256"]
-        for kernel, row in found.items()
-    )
+    return all(manifest.is_promised(kernel, row.get("image")) for kernel, row in found.items())
 
 
 def _finalists(rows: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -220,7 +216,7 @@ def tune(
             document["points"][point.name] = point.stored()
             document["short"] = _without(document, "short", point) + short
             document["rows"] = _without(document, "rows", point) + full
-            document["date"] = datetime.now(timezone.utc).date().isoformat()
+            document["date"] = gpus.today()
             toolchain.publish_json(record, document)
             progress.step(point.name)
     return document
@@ -296,10 +292,10 @@ def refreshed(text: str, folder: Path = select.BENCHES) -> str:
     return between(text, SUITE, tables, PAGE.name)
 
 
-def write_page(page: Path = PAGE, folder: Path = select.BENCHES) -> None:
-    """Bring the page in line with what is stored.
+def write_page(page: Path = PAGE, folder: Path = select.BENCHES) -> bool:
+    """Bring the page in line with what is stored; whether that changed it.
 
     Raises:
         SsmError: nothing is stored, or the page has not the markers.
     """
-    toolchain.publish(page, refreshed(page.read_text(encoding="utf-8"), folder).encode())
+    return refresh(page, lambda text: refreshed(text, folder))

@@ -253,7 +253,7 @@ def plan_rows() -> Iterator[manifest.Row]:
     yield replace(base, id="segments", grid=sizes | {"segments": 8}, entries=entries)
     half = {"segments": 4, "gather_shared": 4096}
     yield replace(base, id="segments_half", grid=sizes | half, entries=entries)
-    parts = {"segments": 2, "parts_of_head": 2, "gather_cuts": 3}
+    parts = {"segments": 2, "parts_of_head": 2, "gather_cuts": 3, "overlaps": 1}
     yield replace(base, id="segments_parts", grid=sizes | parts, entries=entries)
 
 

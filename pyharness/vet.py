@@ -14,7 +14,6 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime, timezone
 from typing import Any
 
 import numpy as np
@@ -435,7 +434,7 @@ def _store(
     images = {
         sha: image for sha, image in kept.get("images", {}).items() if image["kernel"].split("_")[0] not in families
     }
-    date = datetime.now(timezone.utc).date().isoformat()
+    date = gpus.today()
     for proof in proofs:
         fields = {name: value for name, value in vars(proof).items() if name != "sha256"}
         images[proof.sha256] = fields | {"repeats": REPEATS, "driver": gpus.driver().version, "date": date}

@@ -12,9 +12,9 @@ from pyharness.manifest import Row
 _USAGE = ("registers", "static_shared", "local_bytes")
 
 
-def build_driver(folder: Path) -> Path:
+def build_driver(folder: Path, *options: str) -> Path:
     """A folder with a libcuda.so.1 that computes on the CPU."""
-    command = ["gcc", "-std=c11", "-Wall", "-Werror", "-O2", "-shared", "-fPIC", "-pthread"]
+    command = ["gcc", "-std=c11", "-Wall", "-Werror", "-O2", "-shared", "-fPIC", "-pthread", *options]
     source = golden.SOURCES / "fakecuda" / "libcuda.c"
     subprocess.run([*command, "-o", str(folder / "libcuda.so.1"), str(source), "-lm"], check=True)
     return folder
@@ -23,7 +23,8 @@ def build_driver(folder: Path) -> Path:
 def _rows(row: Row, entry: str) -> int:
     """Rows of a block as the stand-in wants them; where a rule has none, what the launch is."""
     if row.grid["rule"] == "segments" and row.grid["segments"] > 1:
-        return -2 if entry.endswith("_gather") else -3
+        second = -4 if row.grid.get("overlaps") else -3
+        return -2 if entry == row.entries[0] else second
     return {"rows": row.grid.get("rows", 0), "padded_rows": 0}.get(row.grid["rule"], -1)
 
 

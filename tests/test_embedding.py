@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import subprocess
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,12 @@ SPLIT = select.Entry(
 )
 
 
+def _row(kernel: str, read: Callable[..., manifest.Row] = manifest.read) -> manifest.Row:
+    """A kernel's row of the manifest; of the one in two launches that C runs too, as if the second overlapped."""
+    row = read(kernel)
+    return replace(row, grid=row.grid | {"overlaps": 1}) if kernel == SPECS[2].id else row
+
+
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> package.Package:
     dist = tmp_path_factory.mktemp("dist")
@@ -41,6 +48,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> package.Package:
     measured = replace(table, entries=(*table.entries, SPLIT))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(select, "committed_table", lambda: measured)
+        patch.setattr(manifest, "read", _row)
         # The standard library as the other tests have it, so that go compiles it once.
         patch.setattr(package, "VET_FLAGS", ())
         return package.package("sm_90,sm_90a", catalogue=SPECS, dist=dist, include_unproven=True)
@@ -55,7 +63,7 @@ def tree(made: package.Package, tmp_path_factory: pytest.TempPathFactory) -> Pat
 def driver(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """The environment in which libcuda computes on the CPU and knows the kernels of SPECS."""
     folder = build_driver(tmp_path_factory.mktemp("driver"))
-    facts = write_facts(folder / "facts", [manifest.read(spec.id) for spec in SPECS])
+    facts = write_facts(folder / "facts", [_row(spec.id) for spec in SPECS])
     return {"LD_LIBRARY_PATH": str(folder), "FAKECUDA_FACTS": str(facts)}
 
 
@@ -118,6 +126,22 @@ def test_where_prompts_were_measured_fastest_in_two_launches_plans_have_both(
     done = _run([str(example_test), "-test.v", "-test.run", which], example_test.parent, driver | MEASURED)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "--- PASS: TestAMixedBatchIsRight" in done.stdout
+    assert f"by {SPECS[2].id}" in done.stdout
+
+
+def test_what_may_overlap_runs_in_turn_on_a_driver_without_attributes(
+    tree: Path, example_test: Path, driver: dict[str, str], tmp_path: Path
+) -> None:
+    old = driver | {"LD_LIBRARY_PATH": str(build_driver(tmp_path, "-DWITHOUT_ATTRIBUTES"))}
+    which = f"EveryKernelIsCaptured/{SPECS[2].id}"
+    for environment, launched in ((driver, "overlapping"), (old, "in turn")):
+        done = _run([str(example_test), "-test.v", "-test.run", which], example_test.parent, environment)
+        assert done.returncode == 0, launched + done.stdout + done.stderr
+        assert f"--- PASS: Test{which}" in done.stdout
+    program, folder = tmp_path / "scan", tree / "examples" / "c"
+    _cc((folder / "scan.c").read_text(), program, tree / "include")
+    done = _run([str(program), str(tree), str(folder / "vectors" / "prompt_n128_f32.flat")], tmp_path, old)
+    assert (done.returncode, done.stderr) == (0, "")
     assert f"by {SPECS[2].id}" in done.stdout
 
 
@@ -194,7 +218,7 @@ func main() {
     assert listed.strip() == "example.com/ssmscan v0.1.0"
     shown = golden.run_go(["run", "."], engine, cgo=False, environment=environment)
     # A block a head and 32 of 64 rows: 128 blocks of 256 threads with 96000 bytes.
-    assert f"{SPECS[0].id} [{{0 [128 1 1] [256 1 1] 96000}}] proven on NVIDIA H200, driver " in shown
+    assert f"{SPECS[0].id} [{{0 [128 1 1] [256 1 1] 96000 false}}] proven on NVIDIA H200, driver " in shown
     assert "the driver is too old: want CUDA 13.0, driver branch R580, have CUDA 12.8" in shown
 
 
@@ -233,13 +257,13 @@ def test_the_c_example_passes_the_golden_vectors(tree: Path, driver: dict[str, s
     program = tmp_path / "scan"
     _cc((folder / "scan.c").read_text(), program, tree / "include")
     flat = sorted(str(path) for path in (folder / "vectors").glob("*.flat"))
-    assert len(flat) == len(golden.vectors(golden.SMALL_D_STATE, ("f32",))) + 1
+    assert len(flat) == len(golden.vectors(golden.SMALL_D_STATE, ("f32",))) + 2
     done = _run([str(program), str(tree), *flat], tmp_path, driver)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.count(", which is selected") == len(flat)
     # Every kernel that takes a vector runs it, the one in two launches among them.
     assert done.stdout.count("ok ") > len(flat)
-    assert f"by {SPECS[2].id}" in done.stdout
+    assert all(f"by {spec.id}" in done.stdout for spec in SPECS[2:4])
     assert "WRONG" not in done.stdout
     done = _run([str(program), str(tree), *flat], tmp_path, driver | MEASURED)
     assert f"by {SPECS[2].id} " in done.stdout.split("prompt_n128_f32")[1].split(", which is selected")[0]
@@ -335,8 +359,8 @@ static void print_plan(const ssm_grid* grid, int block, int shared, const char* 
   if (ssm_make_plan(grid, block, shared, &sizes, &plan)) exit(1);
   for (int i = 0; i < plan.count; i++) {
     const ssm_shape* s = &plan.launches[i];
-    printf("%s %u %u %u %u %u %u %u ", entries[s->entry], s->grid[0], s->grid[1], s->grid[2], s->block[0], s->block[1],
-           s->block[2], s->shared_bytes);
+    printf("%s %u %u %u %u %u %u %u %d ", entries[s->entry], s->grid[0], s->grid[1], s->grid[2], s->block[0],
+           s->block[1], s->block[2], s->shared_bytes, s->overlaps);
   }
   printf("%lld %d %d %d\\n", (long long)plan.workspace_bytes, plan.lanes, plan.rows, plan.chunk);
 }
@@ -359,7 +383,7 @@ int main(void) {
 def _plan_line(case: dict[str, Any]) -> str:
     words: list[object] = []
     for launch in case["launches"]:
-        words += [launch["entry"], *launch["grid"], *launch["block"], launch["shared_bytes"]]
+        words += [launch["entry"], *launch["grid"], *launch["block"], launch["shared_bytes"], int(launch["overlaps"])]
     words += [case[name] for name in ("workspace_bytes", "lanes", "rows", "chunk")]
     return " ".join(map(str, words))
 

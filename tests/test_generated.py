@@ -47,6 +47,13 @@ def test_a_row_is_that_of_its_spec(spec: KernelSpec) -> None:
     assert (row.grid, row.block, row.numerics_revision) == (spec.grid_rule, spec.threads, spec.numerics_revision)
 
 
+def test_a_launch_that_overlaps_waits_itself_and_is_for_devices_that_can() -> None:
+    for spec in CATALOGUE:
+        if spec.grid_rule.get("overlaps"):
+            assert "griddepcontrol.wait" in render(spec), spec.id
+            assert {target.rstrip("a") for target in spec.targets()} <= {"sm_90", "sm_100", "sm_120"}, spec.id
+
+
 @pytest.mark.parametrize("spec", CATALOGUE, ids=lambda spec: spec.id)
 def test_a_row_has_every_target_or_the_reason(spec: KernelSpec) -> None:
     row = manifest.read(spec.id)

@@ -49,6 +49,18 @@ def test_a_folder_for_a_gpu_machine_has_every_binary(tmp_path: Path, monkeypatch
     assert list((tmp_path / "gpu" / "testdata").iterdir())
 
 
+def test_a_launcher_of_a_kernel_that_is_not_packed_is_asked_for_in_vain(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec, other = RecurrentSpec(d_state=128), RecurrentSpec(d_state=16).id
+    few = functools.partial(package.package, catalogue=(spec,), include_unproven=True, vet_binary=False)
+    monkeypatch.setattr(package, "package", few)
+    monkeypatch.setattr(native, "LAUNCHED", (spec.id, other))
+    with pytest.raises(SsmError, match=f"^{other} was wanted in the package, found unproven"):
+        native.build(tmp_path / "gpu", "sm_90")
+    assert not (tmp_path / "gpu").exists()
+
+
 def test_benchmarks_and_the_stack_are_read_as_they_print() -> None:
     found = native.benchmarks(BENCH)
     assert found["CUDASSMScanLaunch"] == {"ns/op": 1.2e6, "ns-added/launch": 1250.0, "ns/launch": 3500.0}
@@ -155,7 +167,7 @@ def test_proofs_are_counted_by_test_family_and_lane(tmp_path: Path, monkeypatch:
     found = native.prove(machine(tmp_path), tmp_path / "out")
     assert found["checks"]["golden"] == {"passed": 1, "skipped": 1}
     assert found["checks"]["c"] == {"passed": 1}
-    assert found["checks"]["launchers"] == {"passed": 3, "kernels": 3}
+    assert found["checks"]["launchers"] == {"passed": 4, "kernels": 4}
     assert found["checks"]["ssmvet update"] == {"passed": 2, "cases": 7}
     assert "one image failed" in found["checks"]["ssmvet ssd"]["failed"]
     assert found["lanes"].keys() == {"cuda12"}

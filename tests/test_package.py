@@ -272,7 +272,7 @@ def test_a_launcher_is_linked_with_the_runtime_into_the_c_example(made: package.
     program.chmod(0o755)
     names = subprocess.run(["nm", program], text=True, capture_output=True, check=True).stdout
     assert f" T ssm_launch_{SPECS[2].id}\n" in names
-    assert " cudaLaunchKernel\n" in names
+    assert " cudaLaunchKernelExC\n" in names
     done = subprocess.run([program], text=True, capture_output=True, check=False)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("usage: scan")

@@ -6,6 +6,7 @@ import struct
 import subprocess
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +22,9 @@ from pyharness.emulator import EmulatorBuffer, EmulatorLaunch, run
 from pyharness.errors import DeviceError, ImageError, InvalidProblem, NoKernel, Unsupported, WrongShape
 from pyharness.launcher import Launcher
 from pyharness.problem import DTYPES
-from pyharness.spec import Plan
+from pyharness.spec import Launch, Plan, parse_id
 from pyharness.strides import merged
-from pyharness.toolchain import ROOT, Image, cuda_include_dirs
+from pyharness.toolchain import ROOT, Image, Usage, cuda_include_dirs
 from tests.fake_cuda import build_driver, write_facts
 
 Array = NDArray[Any]
@@ -640,6 +641,34 @@ def test_arguments_of_another_size_are_refused(calls: DropIn) -> None:
     assert kernel is not None
     with pytest.raises(DeviceError, match="takes 288 bytes of arguments, found 280"):
         kernel.launch(Plan(()), bytes(280), 0)
+
+
+@pytest.mark.parametrize("overlaps", [True, False], ids=["overlapping", "in_turn"])
+def test_what_may_overlap_is_launched_so_and_nothing_else_is(
+    overlaps: bool, driver: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = parse_id("ssd_n16_p16_r16_w1_c64_t2_f32_sf32_tf32")
+    usage = {symbol: Usage(40, 0, 0, 0, 0) for symbol in spec.launchable.entries}
+    # -2 and -4: the first of two launches, and a second that the stand-in wants launched as one that overlaps.
+    lines = [f"{symbol} 40 0 0 32 {kind}\n" for symbol, kind in zip(spec.launchable.entries, (-2, -4), strict=True)]
+    (tmp_path / "facts").write_text("".join(lines))
+    monkeypatch.setenv("FAKECUDA_FACTS", str(tmp_path / "facts"))
+    launcher = Launcher(0, str(driver / "libcuda.so.1"))
+    kernel = launcher.load(spec, Image(spec.id, "sm_90", "cubin", b"\x7fELF", usage, "", 0.0))
+    first, second = (Launch(symbol, (1, 1, 1), (32, 1, 1), 0) for symbol in spec.launchable.entries)
+    workspace = np.zeros(64, np.uint8)
+    arguments = np.zeros((), SCAN_ARGS)
+    arguments["workspace"], arguments["workspace_bytes"] = workspace.ctypes.data, workspace.nbytes
+    kernel.launch(Plan((first,)), arguments.tobytes(), 0)
+    assert bytes(workspace[:7]) == b"stamped"
+    if overlaps:
+        kernel.launch(Plan((replace(second, overlaps=True),)), arguments.tobytes(), 0)
+        assert not workspace.any(), "the second launch found the first one's stamp and took it"
+        with pytest.raises(DeviceError, match="cuLaunchKernelEx gave CUDA_ERROR_INVALID_VALUE"):
+            kernel.launch(Plan((replace(first, overlaps=True),)), arguments.tobytes(), 0)
+    else:
+        with pytest.raises(DeviceError, match="cuLaunchKernel gave CUDA_ERROR_INVALID_VALUE"):
+            kernel.launch(Plan((second,)), arguments.tobytes(), 0)
 
 
 def test_without_pytorch_the_module_says_what_to_install() -> None:

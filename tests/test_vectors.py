@@ -125,6 +125,16 @@ def test_segments_worked_out_by_hand() -> None:
     assert plan.workspace_bytes == 48 * 64 * 1000
 
 
+@pytest.mark.parametrize(("segments", "wanted"), [(8, [False, True]), (1, [False])])
+def test_only_what_follows_a_launch_of_its_plan_overlaps_one(segments: int, wanted: list[bool]) -> None:
+    rule = {"rule": "segments", "heads": 8, "chunk": 64, "segments": segments, "state_bytes": 1000, "overlaps": 1}
+    kernel = Launchable(("ssm_x_gather", "ssm_x_walk"), 256, 5000)
+    geometry = Geometry(4096, 2, 64, 64, 8, 128)
+    assert [step.overlaps for step in segments_plan(rule, kernel, geometry).launches] == wanted
+    plain = segments_plan(rule | {"overlaps": 0}, kernel, geometry)
+    assert not any(step.overlaps for step in plain.launches)
+
+
 def test_a_rule_that_is_not_known_is_an_error() -> None:
     row = replace(ROWS[RecurrentSpec(d_state=128).id], grid={"rule": "woven"})
     with pytest.raises(ImageError, match="a grid rule of rows, padded_rows.* was wanted, found 'woven'"):

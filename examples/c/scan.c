@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Runs the golden vectors of this package through the header-only loader: each is a problem with the results of a
-// float64 oracle, in f32. The kernel that is selected runs it, then every other one that takes it. What a call must not
-// change is checked too.
+// float64 oracle, in f32 or bf16. The kernel that is selected runs it, then every other one that takes it. What a call
+// must not change is checked too.
 //
 //   cc -O2 -I../../include -o scan scan.c -ldl -lm
 //   ./scan [-devices N] ../.. vectors/*.flat
@@ -10,8 +10,9 @@
 // An engine that runs nvcc anyway launches a kernel by the function beside its source; with this one and the CUDA
 // runtime:
 //
-//   nvcc -std=c++17 -fmad=false -arch=sm_90 -c ../../kernels/ID.launch.cu
-//   cc -O2 -I../../include -DSSM_LAUNCHER=ssm_launch_ID -o launched scan.c ID.launch.o -lcudart_static -lstdc++ -ldl
+//   nvcc -std=c++17 -gencode=arch=compute_90,code=sm_90 -c ../../kernels/ID.launch.cu   (its first lines have all
+//   options) cc -O2 -I../../include -DSSM_LAUNCHER=ssm_launch_ID -o launched scan.c ID.launch.o -lcudart_static
+//   -lstdc++ -ldl
 //   ...
 
 #include <math.h>
@@ -48,8 +49,8 @@ static void die(const char* what) {
 
 // A vector as pyharness/flat_vectors.py writes it; the pointers of args are 1 + an offset in the data, 0 for none.
 typedef struct {
-  int64_t data_bytes, y_bytes, y_values, slot_count;
-  double y_bounds[3], state_bounds[3];  // norm, rtol, atol
+  int64_t bf16, data_bytes, y_bytes, y_values, slot_count;  // bf16: whether x, B, C and y are, else they are f32
+  double y_bounds[3], state_bounds[3];                      // norm, rtol, atol
   ScanArgs args;
   int64_t* slots;
   unsigned char* data;
@@ -66,13 +67,13 @@ static int read_vector(const char* path, vector* v) {
   v->file = (unsigned char*)malloc((size_t)size);
   const size_t have = fread(v->file, 1, (size_t)size, file);
   fclose(file);
-  const size_t head = 8 + 4 * 8 + 6 * 8 + sizeof(ScanArgs);
-  if (have != (size_t)size || have < head || memcmp(v->file, "SSMFLAT1", 8) != 0) return ssm_fail("not a vector");
+  const size_t head = 8 + 5 * 8 + 6 * 8 + sizeof(ScanArgs);
+  if (have != (size_t)size || have < head || memcmp(v->file, "SSMFLAT2", 8) != 0) return ssm_fail("not a vector");
   const unsigned char* at = v->file + 8;
-  memcpy(&v->data_bytes, at, 32);
-  memcpy(v->y_bounds, at + 32, 24);
-  memcpy(v->state_bounds, at + 56, 24);
-  memcpy(&v->args, at + 80, sizeof(ScanArgs));
+  memcpy(&v->bf16, at, 40);
+  memcpy(v->y_bounds, at + 40, 24);
+  memcpy(v->state_bounds, at + 64, 24);
+  memcpy(&v->args, at + 88, sizeof(ScanArgs));
   const ScanArgs* a = &v->args;
   const int64_t slot = (int64_t)a->heads * a->head_dim * a->d_state;
   const size_t wanted = head + 8 * v->slot_count + v->data_bytes + 8 * v->y_values + 8 * v->slot_count * slot;
@@ -84,14 +85,34 @@ static int read_vector(const char* path, vector* v) {
   return 0;
 }
 
-// Both distances of an output: the relative norm over its bound, and the worst element over its own.
-static double share(const double* want, const float* have, int64_t count, const double bounds[3], double* squares,
-                    double* scale) {
+// Element i of an output in bf16 or f32.
+static double value(const unsigned char* output, int64_t i, int64_t bf16) {
+  uint32_t bits = 0;
+  float number;
+  if (bf16)
+    memcpy((unsigned char*)&bits + 2, output + 2 * i, 2);
+  else
+    memcpy(&bits, output + 4 * i, 4);
+  memcpy(&number, &bits, 4);
+  return number;
+}
+
+// One unit in the last place of bf16, which has 8 digits; 0 for f32, whose rounding the bounds hold.
+static double unit(double expected, int64_t bf16) {
+  int exponent;
+  frexp(expected, &exponent);
+  return bf16 && expected != 0 ? ldexp(1, exponent - 8) : 0;
+}
+
+// Both distances of an output, a unit in the last place taken off each element: the relative norm over its bound, and
+// the worst element over its own.
+static double share(const double* want, const unsigned char* have, int64_t bf16, int64_t count, const double bounds[3],
+                    double* squares, double* scale) {
   double worst = 0;
   for (int64_t i = 0; i < count; i++) {
     double expected;
     memcpy(&expected, want + i, 8);
-    const double off = fabs(have[i] - expected);
+    const double off = fdim(fabs(value(have, i, bf16) - expected), unit(expected, bf16));
     if (!(off <= (expected == 0 ? 0 : bounds[2] + bounds[1] * fabs(expected)))) worst = INFINITY;
     *squares += off * off;
     *scale += expected * expected;
@@ -114,16 +135,15 @@ static double check(const vector* v, double operands, const unsigned char* y, co
   const int64_t row = (int64_t)a->heads * a->head_dim, slot = row * a->d_state;
   double worst = 0, squares = 0, scale = 0;
   for (int64_t t = 0; t < a->tokens; t++)
-    worst =
-        fmax(worst, share(v->y + t * row, (const float*)(y + 4 * t * a->y_stride), row, y_bounds, &squares, &scale));
+    worst = fmax(worst, share(v->y + t * row, y + (v->bf16 ? 2 : 4) * t * a->y_stride, v->bf16, row, y_bounds, &squares,
+                              &scale));
   if (squares > 0) worst = fmax(worst, sqrt(squares / scale) / y_bounds[0]);
   squares = scale = 0;
   for (int64_t i = 0; i < v->slot_count; i++) {
     int64_t number;
     memcpy(&number, v->slots + i, 8);
     const int64_t offset = (int64_t)a->state - 1 + 4 * number * a->state_stride;
-    worst =
-        fmax(worst, share(v->states + i * slot, (const float*)(after + offset), slot, state_bounds, &squares, &scale));
+    worst = fmax(worst, share(v->states + i * slot, after + offset, 0, slot, state_bounds, &squares, &scale));
     memcpy(before + offset, after + offset, 4 * slot);  // stored: it may differ
   }
   if (squares > 0) worst = fmax(worst, sqrt(squares / scale) / state_bounds[0]);
@@ -156,7 +176,7 @@ static ssm_problem problem_of(const vector* v) {
                                  .longest = longest(v),
                                  .per_column_a = (a->flags & SSM_PER_COLUMN_A) != 0,
                                  .checkpoint_step = a->checkpoint_slots != 0},
-                       .io = "f32",
+                       .io = v->bf16 ? "bf16" : "f32",
                        .state = "f32"};
 }
 

@@ -47,8 +47,8 @@ def segments_plan(rule: Mapping[str, Any], kernel: Launchable, geometry: Geometr
     A run is `heads` heads of one group, or of parts of heads where each has `parts_of_head`. With several segments the
     entry that ends in `_gather` comes first, on all segments but one, each cut again in `gather_cuts` where they are
     named, with `gather_shared` bytes of shared memory where they are named, and stores what the states become over
-    each; then `_walk` runs all segments. The workspace is `state_bytes` for each head of each cut that the tokens can
-    fill.
+    each; then `_walk` runs all segments, and may start before `_gather` has ended where `overlaps` is 1. The workspace
+    is `state_bytes` for each head of each cut that the tokens can fill.
     """
     segments, chunk, cuts = rule["segments"], rule["chunk"], rule.get("gather_cuts", 1)
     walked = replace(geometry, heads=geometry.heads * rule.get("parts_of_head", 1))
@@ -60,8 +60,14 @@ def segments_plan(rule: Mapping[str, Any], kernel: Launchable, geometry: Geometr
         steps.insert(0, ("gather", (segments - 1) * cuts, rule.get("gather_shared") or kernel.shared_bytes))
         kept = min(geometry.sequences * segments * cuts, geometry.tokens // chunk + geometry.sequences)
     launches = tuple(
-        Launch(by_name[name], (min(blocks * count, MAX_GRID_X), 1, 1), (kernel.threads, 1, 1), shared)
-        for name, count, shared in steps
+        Launch(
+            by_name[name],
+            (min(blocks * count, MAX_GRID_X), 1, 1),
+            (kernel.threads, 1, 1),
+            shared,
+            overlaps=number > 0 and bool(rule.get("overlaps")),
+        )
+        for number, (name, count, shared) in enumerate(steps)
     )
     return Plan(launches, workspace_bytes=kept * geometry.heads * rule["state_bytes"])
 

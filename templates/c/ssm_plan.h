@@ -28,10 +28,12 @@ typedef struct {
   } integers[SSM_MAX_INTEGERS];
 } ssm_grid;
 
-// One launch: number of the entry among the kernel's, grid and block in blocks and threads, dynamic shared bytes.
+// One launch: number of the entry among the kernel's, grid and block in blocks and threads, dynamic shared bytes, and
+// whether it may start before the launch before it has ended: each of its blocks waits itself for that.
 typedef struct {
   int32_t entry;
   uint32_t grid[3], block[3], shared_bytes;
+  int32_t overlaps;
 } ssm_shape;
 
 // How a kernel runs a geometry and everything smaller. lanes, rows and chunk go into ScanArgs.
@@ -132,8 +134,9 @@ static inline int ssm_segments_launch(ssm_plan* plan, int32_t entry, int64_t blo
 // heads of one group, or of parts of heads where each has `parts_of_head`). With several segments the entry that ends
 // in _gather comes first, on all segments but one, each cut again in `gather_cuts` where they are named, with
 // `gather_shared` bytes of shared memory where they are named, and stores what the states become over each; then _walk
-// runs all segments. Entries are in alphabetical order, so with two entries 0 is _gather and 1 is _walk. The workspace
-// is `state_bytes` for each head of each cut that the tokens can fill.
+// runs all segments, and may start before _gather has ended where `overlaps` is 1. Entries are in alphabetical order,
+// so with two entries 0 is _gather and 1 is _walk. The workspace is `state_bytes` for each head of each cut that the
+// tokens can fill.
 static inline int ssm_segments_plan(const ssm_grid* grid, int32_t threads, int32_t shared, const ssm_geometry* g,
                                     ssm_plan* plan) {
   const int64_t heads = ssm_integer(grid, "heads"), chunk = ssm_integer(grid, "chunk");
@@ -149,7 +152,9 @@ static inline int ssm_segments_plan(const ssm_grid* grid, int32_t threads, int32
   plan->workspace_bytes = (all < filled ? all : filled) * g->heads * state_bytes;
   ssm_segments_launch(plan, 0, blocks * (segments - 1) * cuts, threads,
                       gather_shared > 0 ? (int32_t)gather_shared : shared);
-  return ssm_segments_launch(plan, 1, blocks * segments, threads, shared);
+  ssm_segments_launch(plan, 1, blocks * segments, threads, shared);
+  plan->launches[1].overlaps = ssm_integer(grid, "overlaps") != 0;
+  return 0;
 }
 
 // Finds the plan of a kernel from its grid rule, the threads of a block and its dynamic shared bytes: 0, or -1 where

@@ -429,11 +429,26 @@ static inline int ssm_choose(const ssm_tables* tables, const ssm_problem* p, con
   X(cuStreamSynchronize, (void*))                                                                         \
   X(cuGetErrorName, (int, const char**))
 
+// What cuLaunchKernelEx takes: a launch's sizes and a list of attributes, as the driver's ABI has them.
+typedef struct {
+  int id;
+  char pad[4];
+  int value[16];
+} ssm_attribute;
+
+typedef struct {
+  unsigned grid[3], block[3], shared_bytes;
+  void* stream;
+  ssm_attribute* attributes;
+  unsigned count;
+} ssm_config;
+
 static struct {
 #define X(name, parameters) int(*name) parameters;
   SSM_DRIVER(X)
 #undef X
-  int (*cuFuncLoad)(void*);  // NULL before CUDA 12.4
+  int (*cuFuncLoad)(void*);                                           // NULL before CUDA 12.4
+  int (*cuLaunchKernelEx)(const ssm_config*, void*, void**, void**);  // NULL before CUDA 11.8
 } ssm_driver;
 
 static inline int ssm_check(int code, const char* op, const char* kernel) {
@@ -465,6 +480,7 @@ static inline int ssm_open_driver(void) {
   SSM_DRIVER(X)
 #undef X
   *(void**)&ssm_driver.cuFuncLoad = dlsym(library, "cuFuncLoad");
+  *(void**)&ssm_driver.cuLaunchKernelEx = dlsym(library, "cuLaunchKernelEx");
   SSM_TRY(cuInit, 0);
   opened = 1;
   return 0;
@@ -681,6 +697,22 @@ static inline int ssm_plan_for(const ssm_library* library, int kernel, const ssm
   return 0;
 }
 
+// Queues one launch of a plan. One that overlaps may start before the launch before it has ended, whose end it waits
+// for itself; a driver that cannot do that runs one after the other.
+static inline int ssm_launch_shape(void* function, const ssm_shape* s, void* stream, void** extra, const char* id) {
+  const unsigned *grid = s->grid, *block = s->block;
+  if (s->overlaps && ssm_driver.cuLaunchKernelEx != NULL) {
+    enum { PROGRAMMATIC_STREAM_SERIALIZATION = 6 };
+    ssm_attribute allowed = {PROGRAMMATIC_STREAM_SERIALIZATION, {0}, {1}};
+    const ssm_config config = {
+        {grid[0], grid[1], grid[2]}, {block[0], block[1], block[2]}, s->shared_bytes, stream, &allowed, 1};
+    return ssm_check(ssm_driver.cuLaunchKernelEx(&config, function, NULL, extra), "cuLaunchKernelEx", id);
+  }
+  return ssm_check(ssm_driver.cuLaunchKernel(function, grid[0], grid[1], grid[2], block[0], block[1], block[2],
+                                             s->shared_bytes, stream, NULL, extra),
+                   "cuLaunchKernel", id);
+}
+
 // Runs a plan on a stream (a CUstream or cudaStream_t; 0 is the default stream) and returns before it is done. Flags of
 // vector accesses, lanes, rows and chunk are filled in.
 static inline int ssm_launch(const ssm_library* library, int kernel, const ssm_plan* plan, const ScanArgs* args,
@@ -707,10 +739,7 @@ static inline int ssm_launch(const ssm_library* library, int kernel, const ssm_p
   int failed = 0;
   for (int i = 0; !failed && i < plan->count; i++) {
     const ssm_shape* s = &plan->launches[i];
-    failed = ssm_check(
-        ssm_driver.cuLaunchKernel(library->functions[kernel][s->entry], s->grid[0], s->grid[1], s->grid[2], s->block[0],
-                                  s->block[1], s->block[2], s->shared_bytes, stream, NULL, extra),
-        "cuLaunchKernel", row->id);
+    failed = ssm_launch_shape(library->functions[kernel][s->entry], s, stream, extra, row->id);
   }
   SSM_TRY(cuCtxPopCurrent_v2, &popped);
   return failed;

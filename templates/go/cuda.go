@@ -303,10 +303,15 @@ func (k *Kernel) resolve(entry string, want *Image) error {
 }
 
 func (l *Launch) geometry() C.ssm_geometry {
+	overlaps := C.uint32_t(0)
+	if l.Overlaps {
+		overlaps = 1
+	}
 	return C.ssm_geometry{
 		grid:         [3]C.uint32_t{C.uint32_t(l.Grid[0]), C.uint32_t(l.Grid[1]), C.uint32_t(l.Grid[2])},
 		block:        [3]C.uint32_t{C.uint32_t(l.Block[0]), C.uint32_t(l.Block[1]), C.uint32_t(l.Block[2])},
 		shared_bytes: C.uint32_t(l.SharedBytes),
+		overlaps:     overlaps,
 	}
 }
 

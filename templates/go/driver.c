@@ -29,6 +29,27 @@ enum {
 #define LAUNCH_PARAM_BUFFER_POINTER ((void *)1)
 #define LAUNCH_PARAM_BUFFER_SIZE ((void *)2)
 
+// What cuLaunchKernelEx takes: a launch's sizes and a list of attributes.
+typedef struct {
+  int id;
+  char pad[4];
+  union {
+    char bytes[64];
+    int programmatic_stream_serialization_allowed;
+  } value;
+} CUlaunchAttribute;
+
+typedef struct {
+  unsigned grid[3], block[3], shared_bytes;
+  CUstream stream;
+  CUlaunchAttribute *attributes;
+  unsigned count;
+} CUlaunchConfig;
+
+enum { LAUNCH_PROGRAMMATIC_STREAM_SERIALIZATION = 6 };
+
+_Static_assert(sizeof(CUlaunchAttribute) == 72 && sizeof(CUlaunchConfig) == 56, "the driver's layout");
+
 // Every function used, by its exported name: the _v2 names are the 64-bit interfaces that cuda.h maps to.
 #define DRIVER_FUNCTIONS(X)                                                                                \
   X(cuInit, (unsigned))                                                                                    \
@@ -76,6 +97,8 @@ static struct {
   DRIVER_FUNCTIONS(X)
 #undef X
   CUresult (*cuFuncLoad)(CUfunction);  // NULL before CUDA 12.4
+  // NULL before CUDA 11.8
+  CUresult (*cuLaunchKernelEx)(const CUlaunchConfig *, CUfunction, void **, void **);
 } driver;
 
 static ssm_status status(CUresult code, const char *op) { return (ssm_status){code, code ? op : NULL}; }
@@ -115,6 +138,7 @@ ssm_status ssm_load(void) {
   DRIVER_FUNCTIONS(X)
 #undef X
   *(void **)&driver.cuFuncLoad = dlsym(library, "cuFuncLoad");
+  *(void **)&driver.cuLaunchKernelEx = dlsym(library, "cuLaunchKernelEx");
   TRY(cuInit, 0);
   return status(0, NULL);
 }
@@ -202,13 +226,21 @@ ssm_status ssm_get_function(void *context, void *module, const char *symbol, int
 }
 
 ssm_status ssm_launch(void *context, void *function, uintptr_t stream, ssm_geometry geometry, ssm_args args) {
-  // args lives on this stack; the driver copies it before cuLaunchKernel returns.
+  // args lives on this stack; the driver copies it before the launch returns.
   size_t bytes = sizeof args;
   void *extra[] = {LAUNCH_PARAM_BUFFER_POINTER, &args, LAUNCH_PARAM_BUFFER_SIZE, &bytes, LAUNCH_PARAM_END};
   const uint32_t *grid = geometry.grid, *block = geometry.block;
   ENTER(context);
-  CHECK(cuLaunchKernel, function, grid[0], grid[1], grid[2], block[0], block[1], block[2], geometry.shared_bytes,
-        (CUstream)stream, NULL, extra);
+  if (geometry.overlaps && driver.cuLaunchKernelEx != NULL) {
+    CUlaunchAttribute overlaps = {.id = LAUNCH_PROGRAMMATIC_STREAM_SERIALIZATION};
+    overlaps.value.programmatic_stream_serialization_allowed = 1;
+    const CUlaunchConfig config = {
+        {grid[0], grid[1], grid[2]}, {block[0], block[1], block[2]}, geometry.shared_bytes, (CUstream)stream, &overlaps, 1};
+    CHECK(cuLaunchKernelEx, &config, function, NULL, extra);
+  } else {
+    CHECK(cuLaunchKernel, function, grid[0], grid[1], grid[2], block[0], block[1], block[2], geometry.shared_bytes,
+          (CUstream)stream, NULL, extra);
+  }
   LEAVE;
 }
 

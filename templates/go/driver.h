@@ -35,8 +35,10 @@ typedef struct {
   uint64_t words[36];
 } ssm_args;
 
+// overlaps: the kernel may start before the one launched before it has ended, whose end it waits for itself. A driver that
+// cannot do that runs one after the other.
 typedef struct {
-  uint32_t grid[3], block[3], shared_bytes;
+  uint32_t grid[3], block[3], shared_bytes, overlaps;
 } ssm_geometry;
 
 // Opens libcuda and calls cuInit. Not safe to call from two threads at once; afterwards everything below is safe.

@@ -23,7 +23,7 @@ func TestGridCountsBlocksOfRows(t *testing.T) {
 		{math.MaxInt32, math.MaxInt32, math.MaxInt32, math.MaxInt32},
 	} {
 		plan, err := row.Plan("sm_90", Geometry{Sequences: test.sequences, Heads: test.heads, HeadDim: test.headDim})
-		want := Launch{0, [3]uint32{test.want, 1, 1}, [3]uint32{128, 1, 1}, 5000}
+		want := Launch{0, [3]uint32{test.want, 1, 1}, [3]uint32{128, 1, 1}, 5000, false}
 		if err != nil || len(plan.Launches) != 1 || plan.Launches[0] != want {
 			t.Errorf("plan of %v: want %v, have %v (%v)", test, want, plan, err)
 		}

@@ -57,12 +57,14 @@ func (g Geometry) size(name string) (int64, bool) {
 	return 0, false
 }
 
-// Launch is one kernel launch: the number of its entry in Row.Entries, grid and block in blocks and threads, and dynamic
-// shared memory in bytes.
+// Launch is one kernel launch: the number of its entry in Row.Entries, grid and block in blocks and threads, dynamic
+// shared memory in bytes, and whether it may start before the launch before it has ended: each of its blocks waits itself
+// for that.
 type Launch struct {
 	Entry       int
 	Grid, Block [3]uint32
 	SharedBytes uint32
+	Overlaps    bool
 }
 
 // KernelPlan is how one kernel runs a geometry and everything smaller: launches in order, bytes of workspace, and the
@@ -152,13 +154,18 @@ func rowsGrid(g Geometry, rows int64) [3]uint32 {
 	return [3]uint32{uint32(blocks * rowBlocks), 1, 1}
 }
 
+// oneLaunch is that of a kernel with one entry.
+func oneLaunch(grid [3]uint32, threads, sharedBytes uint32) Launch {
+	return Launch{Grid: grid, Block: [3]uint32{threads, 1, 1}, SharedBytes: sharedBytes}
+}
+
 // rowsPlan is the rule "rows": one launch of a block a (sequence, head, run of `rows` rows).
 func rowsPlan(rule map[string]int64, kernel launchable, g Geometry) (KernelPlan, error) {
 	rows := rule["rows"]
 	if rows < 1 {
 		return KernelPlan{}, fmt.Errorf("%d rows", rows)
 	}
-	return KernelPlan{Launches: []Launch{{0, rowsGrid(g, rows), [3]uint32{kernel.threads, 1, 1}, kernel.sharedBytes}}}, nil
+	return KernelPlan{Launches: []Launch{oneLaunch(rowsGrid(g, rows), kernel.threads, kernel.sharedBytes)}}, nil
 }
 
 // paddedRowsPlan is the rule "padded_rows": rowsPlan with lanes, rows, chunk and shared memory found from d_state at run
@@ -179,7 +186,7 @@ func paddedRowsPlan(rule map[string]int64, _ launchable, g Geometry) (KernelPlan
 	chunk := max(1, min(rule["chunk"], rule["staging_bytes"]/tokenBytes))
 	shared := ceilDiv(chunk*tokenBytes, 16) * 16
 	return KernelPlan{
-		Launches: []Launch{{0, rowsGrid(g, rows), [3]uint32{uint32(rows * lanes), 1, 1}, uint32(shared)}},
+		Launches: []Launch{oneLaunch(rowsGrid(g, rows), uint32(rows*lanes), uint32(shared))},
 		Lanes:    int32(lanes), Rows: int32(rows), Chunk: int32(chunk),
 	}, nil
 }
@@ -198,14 +205,14 @@ func channelsPlan(rule map[string]int64, kernel launchable, g Geometry) (KernelP
 	runs := max(headRuns(g, rule["rows"]), 1)
 	shares := ceilDiv(int64(max(g.Sequences, 1)), rule["sequences"])
 	grid := [3]uint32{uint32(runs * min(shares, math.MaxInt32/runs)), 1, 1}
-	return KernelPlan{Launches: []Launch{{0, grid, [3]uint32{kernel.threads, 1, 1}, kernel.sharedBytes}}}, nil
+	return KernelPlan{Launches: []Launch{oneLaunch(grid, kernel.threads, kernel.sharedBytes)}}, nil
 }
 
 // segmentsPlan is the rule "segments": sequences are cut in `segments` of whole chunks, a block a (sequence, segment, run of
 // `heads` heads of one group, or of parts of heads where each has `parts_of_head`). With several segments the entry that
 // ends in _gather comes first, on all segments but one, each cut again in `gather_cuts` where they are named, with
 // `gather_shared` bytes of shared memory where they are named, and stores what the states become over each; then _walk
-// runs all segments. The workspace is `state_bytes` for each head of each cut that the tokens can fill.
+// runs all segments, and may start before _gather has ended where `overlaps` is 1. The workspace is `state_bytes` for each head of each cut that the tokens can fill.
 func segmentsPlan(rule map[string]int64, kernel launchable, g Geometry) (KernelPlan, error) {
 	for _, name := range []string{"heads", "chunk", "segments", "state_bytes"} {
 		if rule[name] < 1 {
@@ -220,7 +227,7 @@ func segmentsPlan(rule map[string]int64, kernel launchable, g Geometry) (KernelP
 		for i, entry := range kernel.entries {
 			if strings.HasSuffix(entry, suffix) {
 				grid := [3]uint32{uint32(min(blocks*count, math.MaxInt32)), 1, 1}
-				return Launch{i, grid, [3]uint32{kernel.threads, 1, 1}, shared}, nil
+				return Launch{Entry: i, Grid: grid, Block: [3]uint32{kernel.threads, 1, 1}, SharedBytes: shared}, nil
 			}
 		}
 		return Launch{}, fmt.Errorf("no entry %s", suffix)
@@ -243,6 +250,7 @@ func segmentsPlan(rule map[string]int64, kernel launchable, g Geometry) (KernelP
 	if err != nil {
 		return KernelPlan{}, err
 	}
+	walk.Overlaps = segments > 1 && rule["overlaps"] != 0
 	plan.Launches = append(plan.Launches, walk)
 	return plan, nil
 }

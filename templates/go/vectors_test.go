@@ -35,6 +35,7 @@ type vectors struct {
 			Entry       string
 			Grid, Block [3]uint32
 			SharedBytes uint32 `json:"shared_bytes"`
+			Overlaps    bool
 		}
 		WorkspaceBytes     int64 `json:"workspace_bytes"`
 		Lanes, Rows, Chunk int32
@@ -160,7 +161,7 @@ func TestPlansAgreeWithPython(t *testing.T) {
 					entry = i
 				}
 			}
-			want.Launches = append(want.Launches, Launch{entry, launch.Grid, launch.Block, launch.SharedBytes})
+			want.Launches = append(want.Launches, Launch{entry, launch.Grid, launch.Block, launch.SharedBytes, launch.Overlaps})
 		}
 		if fmt.Sprint(have) != fmt.Sprint(want) {
 			t.Errorf("%s at %+v: want %+v, have %+v", test.ID, test.Geometry, want, have)

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 import pytest
 
 from pyharness import toolchain
+from pyharness.args import SCAN_ARGS
 from pyharness.cases import Options, Shape, draw
-from pyharness.device import Entry, Graph, Memory, get
+from pyharness.device import Entry, Graph, Kernel, Memory, get
 from pyharness.errors import DeviceError, ImageError
-from pyharness.families import RecurrentSpec
+from pyharness.families import RecurrentSpec, SsdSpec
 from pyharness.scan import scan
+from pyharness.spec import Launch, Plan
 from pyharness.toolchain import Image, Job
 
 ARGS = "struct Args { unsigned long long pointers[19]; long long rest[17]; };"
@@ -105,4 +109,56 @@ def test_a_graph_replays_its_launches() -> None:
         assert device.time(graph, 5) > 0
         graph.destroy()
     assert (memory.read().view(np.int32) == 15).all()
+    memory.free()
+
+
+#: The first of two launches lets the second start at once and ends 500 us later; both note what %globaltimer says.
+PAIR = """
+__device__ volatile long long* at(Args& a) { return (volatile long long*)a.pointers[18]; }
+__device__ long long now() {
+  long long time;
+  asm volatile("mov.u64 %0, %globaltimer;" : "=l"(time));
+  return time;
+}
+extern "C" __global__ void FIRST(Args a) {
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+  const long long begun = now();
+  while (now() < begun + 500000) {}
+  at(a)[0] = at(a)[4];
+  at(a)[1] = now();
+}
+extern "C" __global__ void SECOND(Args a) {
+  at(a)[2] = now();
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+  at(a)[3] = at(a)[0];
+}
+"""
+
+
+@pytest.mark.parametrize("captured", [False, True], ids=["queued", "captured"])
+@pytest.mark.parametrize("overlaps", [False, True], ids=["in_turn", "overlapping"])
+def test_a_launch_starts_before_the_one_before_it_has_ended_where_the_plan_says_so(
+    overlaps: bool, captured: bool
+) -> None:
+    device = get()
+    if device.capability < (9, 0):
+        pytest.skip(f"no launch of {device.target} can start before the one before it has ended")
+    spec = SsdSpec(d_state=16, head_dim=48, segments=2, io="bf16")
+    first, second = spec.launchable.entries
+    kernel = Kernel(device, spec, compiled(PAIR.replace("FIRST", first).replace("SECOND", second)))
+    shape = ((1, 1, 1), (1, 1, 1), 0)
+    plan = Plan((Launch(first, *shape), Launch(second, *shape, overlaps=overlaps)))
+    memory = Memory(device, 5 * 8)
+    arguments = np.zeros((), SCAN_ARGS)
+    arguments["workspace"] = memory.address
+    call = partial(kernel.launch, plan, arguments.tobytes())
+    with device:
+        run: Callable[[], None] = Graph(device, [call]).replay if captured else call
+        for value in (11, 12):
+            memory.write(np.array([0, 0, 0, 0, value]))
+            run()
+            device.synchronize("the pair")
+            _, first_ended, second_began, seen, _ = memory.read().view(np.int64)
+            assert seen == value
+            assert (second_began < first_ended) == overlaps
     memory.free()

@@ -8,7 +8,9 @@
 // The image it takes is the text "fake", of a kernel with 32 rows a block, 40 registers and 16 bytes of static shared
 // memory. Where FAKECUDA_FACTS names a file it takes any cubin or PTX instead, and the file has a line for each symbol:
 // symbol, registers, static shared and local bytes, most threads of a block, and its rows: 0 is ScanArgs.rows, -1 a grid that is not looked
-// at, -2 the first of two launches, which stamps the workspace, -3 the second, which wants the stamp of its own batch.
+// at, -2 the first of two launches, which stamps the workspace, -3 the second, which wants the stamp of its own batch, -4
+// such a second one that has to be launched as one that may start before the first has ended.
+// Compiled with -DWITHOUT_ATTRIBUTES it has no cuLaunchKernelEx, as a driver before CUDA 11.8, and -4 is -3.
 // FAKECUDA_CUDA is the CUDA version that it serves, by default 13000, FAKECUDA_NAME the name of its devices. Storage types are read from the symbol.
 
 #define _GNU_SOURCE
@@ -24,7 +26,7 @@ enum { CAPTURE_UNSUPPORTED = 900, CAPTURE_INVALIDATED = 901 };
 enum { SUCCESS = 0, INVALID_VALUE = 1, INVALID_DEVICE = 101, INVALID_IMAGE = 200, INVALID_CONTEXT = 201, NOT_FOUND = 500 };
 enum { DEVICES = 2, KERNELS = 8192 };
 enum type { F32, BF16, F16, I8 };
-enum { FIRST_LAUNCH = -2, SECOND_LAUNCH = -3 };
+enum { FIRST_LAUNCH = -2, SECOND_LAUNCH = -3, OVERLAPPING_LAUNCH = -4 };
 enum { SOFTPLUS = 1, PER_COLUMN_A = 2, DT_F32 = 4, DT_LIMIT = 8, VECTOR_X = 16 };
 
 struct args {
@@ -404,7 +406,7 @@ static int run(const struct function *function, struct args a) {
   const enum type io = type_of(function->symbol, (const char *[4]){"_f32_s", "_bf16_s", "_f16_s", "_i8_s"});
   const enum type state = type_of(function->symbol, (const char *[4]){"_sf32", "_sbf16", "_sf16", "_si8"});
   const int rows = function->rows;
-  if (rows == FIRST_LAUNCH || rows == SECOND_LAUNCH) {
+  if (rows <= FIRST_LAUNCH) {
     const struct stamp own = {"stamped", a.y, a.tokens, a.sequences};
     if (a.workspace == NULL || a.workspace_bytes < (int64_t)sizeof own) return INVALID_VALUE;
     if (rows == FIRST_LAUNCH) return memcpy(a.workspace, &own, sizeof own), SUCCESS;
@@ -424,8 +426,8 @@ int cuGraphLaunch(const struct graph *executable, struct stream *stream) {
   return code;
 }
 
-int cuLaunchKernel(struct function *function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by,
-                   unsigned bz, unsigned shared, struct stream *stream, void **parameters, void **extra) {
+static int launch(struct function *function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by,
+                  unsigned bz, unsigned shared, struct stream *stream, void **parameters, void **extra) {
   NEED_CONTEXT;
   struct args a;
   if (function->context != current[depth - 1] || !function->loaded) return INVALID_CONTEXT;
@@ -451,3 +453,40 @@ int cuLaunchKernel(struct function *function, unsigned gx, unsigned gy, unsigned
   graph->launches[graph->count++].args = a;
   return SUCCESS;
 }
+
+int cuLaunchKernel(struct function *function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by,
+                   unsigned bz, unsigned shared, struct stream *stream, void **parameters, void **extra) {
+#ifndef WITHOUT_ATTRIBUTES
+  if (function->rows == OVERLAPPING_LAUNCH) {
+    fprintf(stderr, "fake driver: want %s launched as one that overlaps\n", function->symbol);
+    return INVALID_VALUE;
+  }
+#endif
+  return launch(function, gx, gy, gz, bx, by, bz, shared, stream, parameters, extra);
+}
+
+#ifndef WITHOUT_ATTRIBUTES
+struct attribute {
+  int id, pad;
+  union {
+    char bytes[64];
+    int allowed;
+  } value;
+};
+struct config {
+  unsigned gx, gy, gz, bx, by, bz, shared;
+  struct stream *stream;
+  const struct attribute *attributes;
+  unsigned count;
+};
+int cuLaunchKernelEx(const struct config *c, struct function *function, void **parameters, void **extra) {
+  enum { PROGRAMMATIC_STREAM_SERIALIZATION = 6 };
+  const struct attribute *a = c->attributes;
+  if (c->count != 1 || a->id != PROGRAMMATIC_STREAM_SERIALIZATION || a->value.allowed != 1) return INVALID_VALUE;
+  if (function->rows != OVERLAPPING_LAUNCH) {
+    fprintf(stderr, "fake driver: %s is launched as one that overlaps\n", function->symbol);
+    return INVALID_VALUE;
+  }
+  return launch(function, c->gx, c->gy, c->gz, c->bx, c->by, c->bz, c->shared, c->stream, parameters, extra);
+}
+#endif
