@@ -53,15 +53,16 @@ _SELECTIVE: tuple[KernelSpec, ...] = (
 )
 
 _SSD: tuple[KernelSpec, ...] = (
-    # Hopper: two heads a block, each in two warp groups; whole, for many sequences, and cut in time, for few.
+    # Hopper: two heads a block, each in two warp groups; whole, for many sequences, and cut in time, the more the fewer
+    # heads there are to fill a device.
     *(
         SsdSpec(d_state=n, io="bf16", warps=16, segments=segments, exact="sm_90a")
-        for n in (_MEASURED, 64)
-        for segments in (1, 4)
+        for n, cuts in ((_MEASURED, (1, 2, 4, 5, 8, 16)), (64, (1, 2, 4)))
+        for segments in cuts
     ),
     *(SsdSpec(d_state=_MEASURED, io="f16", warps=16, segments=segments, exact="sm_90a") for segments in (1, 4)),
     # A head of 80 rows a block, and half a head of 128 with 256 columns: whole, and cut in time for few sequences.
-    SsdSpec(d_state=_MEASURED, head_dim=80, io="bf16", exact="sm_90a"),
+    *(SsdSpec(d_state=_MEASURED, head_dim=80, io="bf16", segments=segments, exact="sm_90a") for segments in (1, 2)),
     *(
         SsdSpec(d_state=256, head_dim=128, io="bf16", warps=12, segments=segments, exact="sm_90a")
         for segments in (1, 2)

@@ -214,6 +214,10 @@ PREFILL = (
     *(_prefill(1, tokens) for tokens in (16, 32, 64, 128, 256, 1024, 2048)),
     *(_prefill(*many, heads=128, head_dim=80) for many in ((1, 512), (8, 1024))),
     *(_prefill(1, tokens, heads=16, groups=1) for tokens in (64, 256, 1024, 4096)),
+    _prefill(2, 4096),
+    *(_prefill(1, 4096, heads=heads, groups=groups) for heads, groups in ((32, 4), (8, 1))),
+    *(_prefill(sequences, 4096, d_state=64, groups=1) for sequences in (1, 2)),
+    _prefill(1, 4096, head_dim=80),
     *(_prefill(1, tokens, io="f32") for tokens in (64, 256)),
 )
 

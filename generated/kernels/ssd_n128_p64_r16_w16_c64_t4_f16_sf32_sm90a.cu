@@ -1029,6 +1029,19 @@ __device__ __forceinline__ void barrier_arrive(int number, int threads) {
 #endif
 }
 
+// Programmatic dependent launch (sm_90 and up): the next launch may start while this one runs, and waits itself until
+// this one has ended. Where a launch does not ask for it, neither does anything.
+__device__ __forceinline__ void let_next_start() {
+#if !defined(SSM_EMULATOR)
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+__device__ __forceinline__ void await_launch_before() {
+#if !defined(SSM_EMULATOR)
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
 constexpr int kTiles = kChunk / 16;             // tiles of 16 tokens in a chunk
 constexpr int kTileRows = kRows / 16;           // tiles of 16 rows of a warp
 constexpr int kTileColumns = kDState / 16;      // tiles of 16 columns of a row
@@ -1897,10 +1910,13 @@ __device__ __forceinline__ void carry_state(const ScanArgs& a, const Block& b, i
   rows.clear();
   Sum total{0.f, 0.f};
   if (present) {
-    load_state<kOutput>(a, b, rows, local, warp, head * kHeadDim + row, lane);
     clock.advance(a, b, b.first, own, lane, note_of(warp), decays(b.first, local));
     clock.load(a, b, head, b.first + 1, own, lane);
     clock.turn();
+  }
+  if (kOutput && b.segments > 1) await_launch_before();
+  if (present) {
+    load_state<kOutput>(a, b, rows, local, warp, head * kHeadDim + row, lane);
 #pragma unroll
     for (int panel = 0; kOutput && panel < kDState / 64; ++panel) publish(rows, panel, b.first, warp, lane);
   }
@@ -2184,6 +2200,7 @@ __device__ __forceinline__ void gather_segment(const ScanArgs& a, const Block& b
 }
 extern "C" __global__ void __launch_bounds__(kThreads, 1)
     ssm_ssd_n128_p64_r16_w16_c64_t4_f16_sf32_sm90a_gather(const __grid_constant__ ScanArgs a) {
+  let_next_start();
   for (int turn = 0;; ++turn) {
     const int64_t item = blockIdx.x + static_cast<int64_t>(turn) * gridDim.x;
     if (item >= blocks_of(a, opaque((kSegments - 1) * kGatherCuts))) break;
@@ -2207,4 +2224,6 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     if (b.segment == 0) clear(a, b, b.unused + b.entry, a.tokens, entries_of(a));
     __syncthreads();  // shared memory is free for the next item
   }
+  // NOTE: by all blocks, or what follows this launch could start before the one before it has ended.
+  await_launch_before();
 }

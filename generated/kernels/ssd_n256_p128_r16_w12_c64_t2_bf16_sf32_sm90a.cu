@@ -1032,6 +1032,19 @@ __device__ __forceinline__ void barrier_arrive(int number, int threads) {
 #endif
 }
 
+// Programmatic dependent launch (sm_90 and up): the next launch may start while this one runs, and waits itself until
+// this one has ended. Where a launch does not ask for it, neither does anything.
+__device__ __forceinline__ void let_next_start() {
+#if !defined(SSM_EMULATOR)
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+__device__ __forceinline__ void await_launch_before() {
+#if !defined(SSM_EMULATOR)
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
 // Moves registers between the warp groups of a block (sm_90a): those that give some up come first, and those that ask
 // for more wait until there are as many. Each number is what a thread has from here on, a multiple of 8 from 24 to 256.
 template <int kRegisters>
@@ -1920,6 +1933,7 @@ __device__ __forceinline__ void carry_state(const ScanArgs& a, const Block& b, i
   Rows rows;
   rows.clear();
   Sum total{0.f, 0.f};
+  if (kOutput && b.segments > 1) await_launch_before();
   if (present) {
     load_state<kOutput>(a, b, rows, local, warp, head * kHeadDim + row, lane);
     clock.advance(a, b, b.first, own, lane, note_of(warp), decays(b.first, local));
@@ -2057,6 +2071,7 @@ __device__ __forceinline__ void walk(const ScanArgs& a, const Block& b) {
 }
 extern "C" __global__ void __launch_bounds__(kThreads, 1)
     ssm_ssd_n256_p128_r16_w12_c64_t2_bf16_sf32_sm90a_gather(const __grid_constant__ ScanArgs a) {
+  let_next_start();
   for (int turn = 0;; ++turn) {
     const int64_t item = blockIdx.x + static_cast<int64_t>(turn) * gridDim.x;
     if (item >= blocks_of(a, opaque((kSegments - 1) * kGatherCuts))) break;
@@ -2080,4 +2095,6 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     if (b.segment == 0) clear(a, b, b.unused + b.entry, a.tokens, entries_of(a));
     __syncthreads();  // shared memory is free for the next item
   }
+  // NOTE: by all blocks, or what follows this launch could start before the one before it has ended.
+  await_launch_before();
 }

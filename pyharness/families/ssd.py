@@ -236,6 +236,11 @@ class SsdSpec(KernelSpec):
         return bool(self.exact) and self.segments > 1 and self.part_rows == _GROUP_ROWS and not self.registers
 
     @property
+    def overlaps(self) -> bool:
+        """Whether the second of two launches may start before the first has ended: it waits itself where it has to."""
+        return bool(self.exact) and self.segments > 1
+
+    @property
     def own_places(self) -> bool:
         """Whether each of several warp groups that write y has one place for chunks, too few to bring one ahead."""
         return bool(self.exact) and self.stages == (self.warps - self.carriers) // 4
@@ -346,6 +351,7 @@ class SsdSpec(KernelSpec):
             "segments": self.segments,
             "state_bytes": self.state_bytes,
             "gather_shared": self.gather_shared_bytes,
+            **({"overlaps": 1} if self.overlaps else {}),
         }
 
     @property
