@@ -71,6 +71,8 @@ def test_a_row_has_every_target_or_the_reason(spec: KernelSpec) -> None:
     [
         "selective_n16_l4_r16_w8_c4_bf16_sbf16",
         "selective_n16_l2_r32_w8_c1_s8_f16_sf16",
+        "selective_n16_l2_r32_w1_c1_s1_bf16_sf32",
+        "selective_n8_l2_r32_w8_c4_bf16_sf32",
         "selective_n32_l8_r8_w8_c4_bf16_sf32",
         "ssd_n256_p64_r16_w4_c32_t4_f32_sf32_split",
     ],

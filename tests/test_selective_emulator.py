@@ -293,6 +293,8 @@ def exercising(spec: SelectiveSpec) -> Iterator[ScanProblem]:
     if spec.decodes:
         # As many tokens as sequences, a few of them longer and as many empty.
         yield usual(36, (1, 2, 0, 1, 1, 0, 3, 0, 1, 2, 0, 2, 0), spec.rows, 16, **types)
+        # Rows of no sequence, which are for those to clear that took a usual step.
+        yield usual(37, (1, 1, 1, 1, 0, 0, 0, 0), spec.rows, 16, tail=4, **types | {"fresh": "none"})
 
 
 #: What a line says, and what it says once broken.
@@ -306,7 +308,7 @@ BREAKS = (
     ("unused rows", "  clear_unused(a, find_channels", "  (find_channels", BROKEN),
     ("the state's next warp", "left == kTurn ? own.kept :", "left == kTurn ? handed :", BROKEN),
     ("turns of all sequences", "taken += n_turns", "taken += 1", BROKEN),
-    ("a turn that nobody takes", "wait_for_turn(a, warp, i);  // a", "wake_next(warp, i);  // a", BROKEN),
+    ("a turn that nobody takes", "ring.wait_for_turn(a, i);  // a", "ring.wake_next(i);  // a", BROKEN),
     ("owner of a channel", "r * kOwners, kLanes", "0, kLanes", BROKEN_DECODE),
     (
         "slot of a longer sequence's final state",
@@ -321,7 +323,9 @@ BREAKS = (
     ("next items", "item += gridDim.x", "item += 2 * gridDim.x", BROKEN_DECODE),
     ("first token of a step", "(e[k].begin == static_cast<int>(t[k])) &", "", BROKEN_DECODE),
     ("tokens of a step", "(e[k].end == static_cast<int>(t[k]) + 1) &", "", BROKEN_DECODE),
-    ("D of a step", "fmaf(D, x, sum_quads(quads)) * open", "fmaf(x, x, sum_quads(quads)) * open", BROKEN_DECODE),
+    ("D of a step", "fmaf(D, step.x, sum_quads(quads))", "fmaf(step.x, step.x, sum_quads(quads))", BROKEN_DECODE),
+    ("what a step leaves", "e[0].last >= a.tokens && last) taken |= kDone", "last) taken |= kDone", BROKEN_DECODE),
+    ("steps that are left", "if (taken == (1u << kTogether) - 1 && e[0]", "if (e[0]", BROKEN_DECODE),
     ("channels in turn", "at.channel + r * kShares;\n    const bool", "at.channel;\n    const bool", BROKEN_DECODE),
 )
 
@@ -354,8 +358,8 @@ def test_a_broken_line_is_seen(what: str, line: str, broken: str, spec: Selectiv
 ORDER = (
     ("  __syncwarp();  // the last turn's were read\n", {"race"}),
     ("  __syncwarp();  // this turn's are there\n", {"race", "uninitialised"}),
-    ("    wait_for_turn(a, warp, i);\n    float4", {"race", "uninitialised", "deadlock"}),
-    ("    if (&to != &own.kept) wake_next(warp, i);\n", {"deadlock"}),
+    ("    ring.wait_for_turn(a, i);\n    float4", {"race", "uninitialised", "deadlock"}),
+    ("    if (&to != &own.kept) ring.wake_next(i);\n", {"deadlock"}),
 )
 
 
@@ -394,7 +398,7 @@ def test_a_vector_access_off_its_alignment_is_found(line: str, broken: str, spec
 def test_an_output_that_is_not_stored_is_found(spec: SelectiveSpec) -> None:
     source = render(spec)
     prefill = r"store_channels\(static_cast<Io\*>\(a\.y\)[^;]*\n[^;]*How::kUsual\)"
-    decode = r"if \([^()]*\) (?:static_cast<Io\*>\(a\.y\)\[.*\]|\*y) = from_f32<Io>\(out\)"
+    decode = r"if \([^()]*\) (?:static_cast<Io\*>\(a\.y\)\[.*\]|\*step\.y) = from_f32<Io>\(out\)"
     store = re.compile(rf"^ *({prefill}|{decode});$", re.MULTILINE)
     assert len(store.findall(source)) == 1 + spec.decodes
     with pytest.raises(EmulatorError) as caught:

@@ -462,27 +462,63 @@ __device__ __forceinline__ int folded_index(int lane) {
   return lane % kLanes / (kLanes / kValues);
 }
 
-// Barriers by number between some warps of a block: who arrives goes on, who waits goes on once `threads` threads have
-// come, with all that the arrived ones had stored. Whole warps only.
-__device__ __forceinline__ void arrive_at(int barrier, int threads) {
-#if defined(SSM_EMULATOR)
-  emu_named_barrier(barrier, threads, 0);
+// Barriers between two warps of a block, by number from 0: one arrives and goes on, the other waits until it has come,
+// with all that it had stored. `round` is how often a warp has waited at its barriers before.
+// NOTE: the multiprocessor's own barriers wake a warp 40 clocks sooner, barriers in shared memory take less of it where
+// it is busy: 6 % of a prompt whose channels fill the device. Before sm_90 a warp would have to ask for them again and
+// again.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+constexpr bool kSharedBarriers = kThreads <= 256;
 #else
-  asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
+constexpr bool kSharedBarriers = false;
 #endif
+constexpr int kBarriers = 16;
+
+#if defined(SSM_EMULATOR)
+__device__ __forceinline__ void begin_turns() {}
+__device__ __forceinline__ void arrive_at(int barrier) { emu_named_barrier(barrier, 64, 0); }
+__device__ __forceinline__ void wait_at(int barrier, uint32_t, bool) { emu_named_barrier(barrier, 64, 1); }
+#else
+__shared__ uint64_t turn_barriers[kSharedBarriers ? kBarriers : 1];
+
+__device__ __forceinline__ uint32_t address_of(int barrier) {
+  return static_cast<uint32_t>(__cvta_generic_to_shared(turn_barriers + barrier));
+}
+
+// Before all else, by the whole block.
+__device__ __forceinline__ void begin_turns() {
+  if constexpr (kSharedBarriers) {
+    if (threadIdx.x < kBarriers) {
+      asm volatile("mbarrier.init.shared.b64 [%0], 32;" ::"r"(address_of(threadIdx.x)) : "memory");
+    }
+    __syncthreads();
+  }
+}
+__device__ __forceinline__ void arrive_at(int barrier) {
+  if constexpr (kSharedBarriers) {
+    asm volatile("{\n.reg .b64 state;\nmbarrier.arrive.shared.b64 state, [%0];\n}" ::"r"(address_of(barrier))
+                 : "memory");
+  } else {
+    asm volatile("bar.arrive %0, 64;" ::"r"(barrier) : "memory");
+  }
 }
 // NOTE: `again` is false. The loop keeps what is computed before the wait before it: the assembler moves instructions
 // past a barrier, but not into a loop.
-__device__ __forceinline__ void wait_at(int barrier, int threads, bool again) {
-#if defined(SSM_EMULATOR)
-  emu_named_barrier(barrier, threads, 1);
-#else
-  asm volatile(
-      "{\n.reg .pred again;\nsetp.ne.u32 again, %2, 0;\nWAIT:\nbar.sync %0, %1;\n@again bra WAIT;\n}" ::"r"(barrier),
-      "r"(threads), "r"(static_cast<uint32_t>(again))
-      : "memory");
-#endif
+__device__ __forceinline__ void wait_at(int barrier, uint32_t round, bool again) {
+  if constexpr (kSharedBarriers) {
+    asm volatile(
+        "{\n.reg .pred there;\nWAIT:\nmbarrier.try_wait.parity.shared.b64 there, [%0], %1;\n@!there bra WAIT;\n}" ::"r"(
+            address_of(barrier)),
+        "r"(round & 1u)
+        : "memory");
+  } else {
+    asm volatile(
+        "{\n.reg .pred again;\nsetp.ne.u32 again, %1, 0;\nWAIT:\nbar.sync %0, 64;\n@again bra WAIT;\n}" ::"r"(barrier),
+        "r"(static_cast<uint32_t>(again))
+        : "memory");
+  }
 }
+#endif
 
 // A value that the compiler knows nothing of from here on: what it is worked out from comes before, and what is worked
 // out from it stays behind, so that neither gets between a load and those that wait for it.
@@ -869,14 +905,29 @@ __device__ __forceinline__ void store_quad(const ScanArgs& a, const Place& at, c
   }
 }
 
+// An address in shared memory that is found here, not where it is used. Before sm_90 there are no registers for that.
+template <typename T>
+__device__ __forceinline__ T* found_here(T* p) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  const uint32_t address = opaque(static_cast<uint32_t>(__cvta_generic_to_shared(p)));
+  p = static_cast<T*>(__cvta_shared_to_generic(address));
+#endif
+  return p;
+}
+
 // Turns follow each other from warp to warp and from sequence to sequence: who takes one waits, quad by quad, for the
 // one before, and then wakes the next. So nobody hands a state over before the last one was taken.
-__device__ __forceinline__ void wait_for_turn(const ScanArgs& a, int warp, int i) {
-  if (kWarps > 1) wait_at(warp * kQuads + i, 64, a.heads < 0);
-}
-__device__ __forceinline__ void wake_next(int warp, int i) {
-  if (kWarps > 1) arrive_at((warp + 1) % kWarps * kQuads + i, 64);
-}
+struct Ring {
+  int warp;
+  uint32_t round;  // turns that the warp has taken
+
+  __device__ __forceinline__ void wait_for_turn(const ScanArgs& a, int i) const {
+    if (kWarps > 1) wait_at(warp * kQuads + i, round, a.heads < 0);
+  }
+  __device__ __forceinline__ void wake_next(int i) const {
+    if (kWarps > 1) arrive_at((warp + 1) % kWarps * kQuads + i);
+  }
+};
 
 // Whether a turn begins with asking for z, and no warp waits for it: in f32 some targets have no registers left.
 constexpr bool kGateFirst = sizeof(Io) < 4;
@@ -900,7 +951,7 @@ __device__ __forceinline__ void load_gates(How how, Run (&z)[kOwn], const ScanAr
 // that is kept by this warp, the sequence ends here, and the next turn waits until it is stored.
 template <typename How>
 __device__ __forceinline__ void take_turn(How how, const ScanArgs& a, int begin, const Place& at,
-                                          const Rates& rates, int warp, const Turn& own, const Handed& taken,
+                                          const Rates& rates, Ring& ring, const Turn& own, const Handed& taken,
                                           Handed& to, const Fetched& fetched, int t, int n_tokens) {
   const int first = begin + t + at.token;
   Run z[kOwn];  // on its way until y is there
@@ -924,10 +975,12 @@ __device__ __forceinline__ void take_turn(How how, const ScanArgs& a, int begin,
       }
     }
 
-    wait_for_turn(a, warp, i);
+    const float4* const from = found_here(&taken.state[i][0][threadIdx.x % 32]);
+    float4* const into = found_here(&to.state[i][0][threadIdx.x % 32]);
+    ring.wait_for_turn(a, i);
     float4 state[kTile];
 #pragma unroll
-    for (int r = 0; r < kTile; ++r) state[r] = taken.state[i][r][threadIdx.x % 32];
+    for (int r = 0; r < kTile; ++r) state[r] = from[r * 32];
 #pragma unroll
     for (int k = 0; k < kTurn; ++k) {
       if (!How::kUsual && k >= n_tokens) break;
@@ -940,8 +993,8 @@ __device__ __forceinline__ void take_turn(How how, const ScanArgs& a, int begin,
       }
     }
 #pragma unroll
-    for (int r = 0; r < kTile; ++r) to.state[i][r][threadIdx.x % 32] = state[r];
-    if (&to != &own.kept) wake_next(warp, i);
+    for (int r = 0; r < kTile; ++r) into[r * 32] = state[r];
+    if (&to != &own.kept) ring.wake_next(i);
 
     if (!kGateFirst && i == kQuads - 1) load_gates(how, z, a, at, first, n_tokens);
     if (!How::kUsual && a.checkpoint_slots) {
@@ -964,6 +1017,7 @@ __device__ __forceinline__ void take_turn(How how, const ScanArgs& a, int begin,
       }
     }
   }
+  ++ring.round;
 
   // The sums of kTurn / kOwn tokens cross the lanes together, so that each is left with that of its own token.
 #pragma unroll
@@ -992,7 +1046,7 @@ __device__ __forceinline__ void take_turn(How how, const ScanArgs& a, int begin,
 // after them.
 template <typename How>
 __device__ __forceinline__ int take_whole_turns(How how, const ScanArgs& a, int begin, int length, int group,
-                                                const Place& at, int warp, Turn& own, Handed& handed, int left) {
+                                                const Place& at, Ring& ring, Turn& own, Handed& handed, int left) {
   if (left < kTurn) return left;
   const Rates rates(a, at);
   Source source(a, group, at, begin + static_cast<int64_t>(length - left));
@@ -1006,7 +1060,7 @@ __device__ __forceinline__ int take_whole_turns(How how, const ScanArgs& a, int 
     if (left - kStep >= kTurn) fetch(how, fetched, a, source, at, kTurn);
     const Handed& from = left == length ? own.kept : handed;
     Handed& to = left == kTurn ? own.kept : handed;
-    take_turn(how, a, begin, at, rates, warp, own, from, to, now, length - left, kTurn);
+    take_turn(how, a, begin, at, rates, ring, own, from, to, now, length - left, kTurn);
   }
   return left;
 }
@@ -1027,7 +1081,9 @@ __device__ __forceinline__ void clear_unused(const ScanArgs& a, const ChannelRun
 extern "C" __global__ void __launch_bounds__(kThreads, 2)
 ssm_selective_n16_l4_r16_w8_c4_f16_sf32(const __grid_constant__ ScanArgs a) {
   Turn* turns = reinterpret_cast<Turn*>(shared_memory);
+  begin_turns();
   const int warp = threadIdx.x / 32;
+  Ring ring{warp, 0u};
   Turn& own = turns[warp];
   Handed& handed = *reinterpret_cast<Handed*>(turns + kWarps);
   const ChannelRun w = find_channels(a, kChannels);
@@ -1054,7 +1110,7 @@ ssm_selective_n16_l4_r16_w8_c4_f16_sf32(const __grid_constant__ ScanArgs a) {
 
   if (warp == kWarps - 1) {
 #pragma unroll
-    for (int i = 0; i < kQuads; ++i) wake_next(warp, i);  // the first turn waits for nothing
+    for (int i = 0; i < kQuads; ++i) ring.wake_next(i);  // the first turn waits for nothing
   }
   uint32_t taken = 0;  // turns of all sequences so far
   const uint32_t entries = static_cast<uint32_t>(entries_of(a));
@@ -1069,9 +1125,9 @@ ssm_selective_n16_l4_r16_w8_c4_f16_sf32(const __grid_constant__ ScanArgs a) {
     if (turn == 0) load_state(a, at, q.read, own.kept);
     int left = length - static_cast<int>(turn) * kTurn;
     if (usual && dt_f32) {
-      left = take_whole_turns(Usual<true, true>(), a, begin, length, w.group, at, warp, own, handed, left);
+      left = take_whole_turns(Usual<true, true>(), a, begin, length, w.group, at, ring, own, handed, left);
     } else if (usual) {
-      left = take_whole_turns(Usual<true, false>(), a, begin, length, w.group, at, warp, own, handed, left);
+      left = take_whole_turns(Usual<true, false>(), a, begin, length, w.group, at, ring, own, handed, left);
     }
     bool empty = length == 0 && turn == 0;
 #pragma unroll 1
@@ -1082,7 +1138,7 @@ ssm_selective_n16_l4_r16_w8_c4_f16_sf32(const __grid_constant__ ScanArgs a) {
       share_columns(fetched, own);
       const Handed& from = left == length ? own.kept : handed;
       Handed& to = left <= kTurn ? own.kept : handed;
-      take_turn(Usual<false, false>(), a, begin, at, Rates(a, at), warp, own, from, to, fetched, length - left, left);
+      take_turn(Usual<false, false>(), a, begin, at, Rates(a, at), ring, own, from, to, fetched, length - left, left);
     }
     if ((turn + kWarps - (n_turns - 1) % kWarps) % kWarps == 0) {  // this warp took the last turn
 #pragma unroll
@@ -1091,14 +1147,14 @@ ssm_selective_n16_l4_r16_w8_c4_f16_sf32(const __grid_constant__ ScanArgs a) {
 #pragma unroll
         for (int r = 0; r < kTile; ++r) state[r] = own.kept.state[i][r][threadIdx.x % 32];
         if (write >= 0) store_quad(a, at, state, write, i, length - 1);
-        wake_next(warp, i);
+        ring.wake_next(i);
       }
     }
     taken += n_turns;
   }
   if (warp == static_cast<int>(taken % kWarps)) {
 #pragma unroll
-    for (int i = 0; i < kQuads; ++i) wait_for_turn(a, warp, i);  // a turn that nobody takes
+    for (int i = 0; i < kQuads; ++i) ring.wait_for_turn(a, i);  // a turn that nobody takes
   }
   clear_unused(a, find_channels(a, opaque(kChannels)));  // found anew: few registers are left in between
 }

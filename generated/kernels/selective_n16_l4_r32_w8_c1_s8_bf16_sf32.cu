@@ -521,27 +521,22 @@ struct Runs {
   uint32_t of_group, all, channels;  // runs of a group, of all groups, and channels of a group
 };
 
-__device__ __forceinline__ Runs runs_from(const ScanArgs& a, int channels, uint32_t of_group) {
-  const uint32_t runs = (of_group + channels - 1) / channels;
-  return {runs, runs * a.groups, of_group};
-}
-
-// `kShortNumbers`: heads and the item are below kShort, which the usual ones are: no number is divided as an integer.
-template <bool kShortNumbers>
+// `kUsual`: there is one group, and heads and the item are below kShort: no number is divided as an integer.
+template <bool kUsual>
 __device__ __forceinline__ Runs find_runs(const ScanArgs& a, int channels) {
-  const uint32_t heads = a.heads, groups = a.groups;
-  if (groups == 1) return runs_from(a, channels, heads);
-  return runs_from(a, channels, kShortNumbers ? divide_short(heads, groups) : heads / groups);
+  const uint32_t of_group = kUsual ? a.heads : static_cast<uint32_t>(a.heads) / static_cast<uint32_t>(a.groups);
+  const uint32_t runs = (of_group + channels - 1) / channels;
+  return {runs, kUsual ? runs : runs * a.groups, of_group};
 }
 
 __device__ __forceinline__ int64_t channel_items(const ScanArgs& a, const Runs& runs, int sequences) {
   return (entries_of(a) + sequences - 1) / sequences * runs.all;
 }
 
-template <bool kShortNumbers>
+template <bool kUsual>
 __device__ __forceinline__ ChannelRun find_channels(const ScanArgs& a, const Runs& runs, int64_t item, int channels) {
   uint32_t entry;
-  if (!kShortNumbers) {
+  if (!kUsual) {
     entry = static_cast<uint32_t>(item / runs.all);
   } else if ((runs.all & (runs.all - 1)) == 0) {
     entry = static_cast<uint32_t>(item) >> (31 - __clz(runs.all));  // the usual number
@@ -549,8 +544,7 @@ __device__ __forceinline__ ChannelRun find_channels(const ScanArgs& a, const Run
     entry = divide_short(static_cast<uint32_t>(item), runs.all);
   }
   const uint32_t run = static_cast<uint32_t>(item - static_cast<int64_t>(entry) * runs.all);
-  uint32_t group = 0;
-  if (a.groups != 1) group = kShortNumbers ? divide_short(run, runs.of_group) : run / runs.of_group;
+  const uint32_t group = kUsual ? 0 : run / runs.of_group;
   const uint32_t in_group = (run - group * runs.of_group) * channels;
   ChannelRun w;
   w.entry = entry;
@@ -883,18 +877,23 @@ __device__ __forceinline__ void load_A(float (&A)[kSlice], const ScanArgs& a, co
   }
 }
 
+// What a lane's columns of a channel decay by in a step of d.
+__device__ __forceinline__ void decay_by(float (&decays)[kSlice], const float (&A)[kSlice], float d) {
+#pragma unroll
+  for (int i = 0; i < kSlice; ++i) decays[i] = exp2_approx(d * (A[i] * kLog2e));
+}
+
 // One token's step of one of a lane's channels. Leaves the sums of S * C of each quad of a piece: sums over columns go
 // by column bits from high to low: pieces of a lane, lanes, quads of a piece.
-__device__ __forceinline__ void advance_channel(float (&s)[kSlice], const float (&A)[kSlice], const Token& token,
-                                                float d, float dx, float (&sums)[kPieceQuads]) {
+__device__ __forceinline__ void advance_channel(float (&s)[kSlice], const float (&decays)[kSlice], const Token& token,
+                                                float dx, float (&sums)[kPieceQuads]) {
   float pieces[kPieceQuads][kPieces];
 #pragma unroll
   for (int i = 0; i < kPieces; ++i) {
 #pragma unroll
     for (int q = 0; q < kPieceQuads; ++q) {
       const int at = i * kPiece + 4 * q;
-      const float4 decay = make_float4(exp2_approx(d * (A[at] * kLog2e)), exp2_approx(d * (A[at + 1] * kLog2e)),
-                                       exp2_approx(d * (A[at + 2] * kLog2e)), exp2_approx(d * (A[at + 3] * kLog2e)));
+      const float4 decay = make_float4(decays[at], decays[at + 1], decays[at + 2], decays[at + 3]);
       pieces[q][i] = advance(s + at, decay, dx, quad_of(token.B[i], q), quad_of(token.C[i], q));
     }
   }
@@ -919,33 +918,101 @@ __device__ __forceinline__ void widen(float (&s)[kSlice], const Piece<State> (&s
   }
 }
 
+// Of sequence s, which is there. `zero` is 0, see load_entry_of.
+__device__ __forceinline__ int load_read_slot(const ScanArgs& a, uint32_t s, uint32_t zero) {
+  s += zero;
+  int slot = static_cast<int>(s);
+  if (a.read_slots) slot = a.read_slots[s];
+  return slot;
+}
+
+// Words that the compiler is to ask for here, not where they are used.
+template <typename T>
+__device__ __forceinline__ void keep_here(T& values) {
+#if !defined(SSM_EMULATOR)
+#pragma unroll
+  for (int i = 0; i < static_cast<int>(sizeof(T) / 4); ++i) {
+    asm volatile("" : "+r"(reinterpret_cast<uint32_t*>(&values)[i]));
+  }
+#endif
+}
+
+// opaque(p) of an address that is known to be in global memory.
+template <typename T>
+__device__ __forceinline__ T* opaque_global(T* p) {
+  p = opaque(p);
+#if !defined(SSM_EMULATOR)
+  __builtin_assume(__isGlobal(p));
+#endif
+  return p;
+}
+
+// What a step of a lane's channels is once its token is there, but for the state.
+struct Step {
+  bool usual;         // it is taken
+  State* to;          // where the state goes
+  Io* y;              // where y of the lane's own channel goes;
+  float x, dx, open;  // of that channel x, d x and the gate
+  float decays[kTile][kSlice];
+};
+
+constexpr uint32_t kDone = 1u << 31;  // of what take_usual_steps returns: nothing is left to do for the block
+
 // The usual steps of a warp's sequences: one that has one token goes on from one slot to another, with softplus, D and
 // z, rounding to nearest, and everything takes whole vectors. Token s is then that of sequence s, so that it is asked
 // for before the offsets are there, and the state as soon as its slot is known. What else the numbers say is judged
-// when all that is on its way: a sequence that they send the long way stores nothing here. Returns a bit for each that
-// took its step.
+// when all that is on its way: a sequence that they send the long way stores nothing here. `last`: no item of the block
+// follows. Returns a bit for each that took its step, and kDone.
 __device__ __forceinline__ uint32_t take_usual_steps(const ScanArgs& a, const ChannelRun& w, const Place& at,
-                                                     const Entry (&e)[kTogether], const uint32_t (&t)[kTogether],
-                                                     const bool (&there)[kTogether]) {
+                                                     uint32_t entry, bool last) {
+  Entry e[kTogether];
+  uint32_t t[kTogether];
+  bool there[kTogether];
+  int read[kTogether];
+#pragma unroll
+  for (int k = 0; k < kTogether; ++k) {
+    t[k] = entry + k;
+    there[k] = k == 0 || t[k] < a.sequences;
+    if (a.sequence_order && there[k]) t[k] = a.sequence_order[t[k]];
+    there[k] = there[k] && t[k] < static_cast<uint32_t>(a.tokens);
+    if (!there[k]) t[k] = 0;
+    read[k] = load_read_slot(a, t[k], unknown_zero());
+  }
+  __syncwarp();  // the state waits for its slot alone
+#pragma unroll
+  for (int k = 0; k < kTogether; ++k) {
+    e[k] = load_entry_of(a, t[k], unknown_zero());
+    e[k].read = read[k];
+  }
   constexpr int kNext = kShares * kDState;  // elements from a lane's channel to its next
   const uint64_t first = static_cast<uint32_t>(w.first + at.channel) * uint64_t{kDState};
+  const int64_t in_slot = static_cast<int64_t>(first) + column_of(at.lane, 0);
   Token tokens[kTogether];
 #pragma unroll
   for (int k = 0; k < kTogether; ++k) load_token<true>(tokens[k], a, w, at.lane, at.own, t[k]);
-  const float bias = a.dt_bias ? a.dt_bias[w.first + at.own] : 0.f, D = a.D[w.first + at.own];
+  float bias = 0.f;
+  if (a.dt_bias) bias = a.dt_bias[w.first + at.own];
+  float D = a.D[w.first + at.own];
   float A[kTile][kSlice];
 #pragma unroll
   for (int r = 0; r < kTile; ++r) load_A<true>(A[r], a, a.A + first + r * kNext, 0, at.lane);
-  __syncwarp();  // what waits for the slots stays behind the loads that do not
+  if constexpr (kSequences > 1) {
+    // NOTE: the compiler would put some of these loads behind the wait for the slot, and states behind the wait for
+    // those. It does not put them behind a return, which is never taken. A sequence alone is faster without.
+    keep_here(tokens);
+    keep_here(A);
+    keep_here(D);
+    if (a.head_dim < 0) return 0;
+  }
+  __syncwarp();
 
-  State* const in_slot = opaque(static_cast<State*>(a.state) + first + column_of(at.lane, 0));
   Piece<State> stored[kTogether][kTile][kPieces];
   bool in_range[kTogether];
 #pragma unroll
   for (int k = 0; k < kTogether; ++k) {
     const uint32_t read = e[k].read;
     in_range[k] = e[k].read >= 0 && read < static_cast<uint64_t>(a.slots);
-    const State* const from = opaque(in_slot + read * a.state_stride);
+    const State* const from = opaque_global(static_cast<const State*>(a.state) + (in_slot + read * a.state_stride));
 #pragma unroll
     for (int r = 0; r < kTile; ++r) {
 #pragma unroll
@@ -958,50 +1025,68 @@ __device__ __forceinline__ uint32_t take_usual_steps(const ScanArgs& a, const Ch
     }
   }
 
+  // All that needs no state, while it is on its way.
   uint32_t taken = 0;
+  Step steps[kTogether];
 #pragma unroll
   for (int k = 0; k < kTogether; ++k) {
     const int final = listed_write(a, e[k]);
-    const bool usual = there[k] & (e[k].begin == static_cast<int>(t[k])) & (e[k].end == static_cast<int>(t[k]) + 1) &
-                       (e[k].resume != 0) & (e[k].read != a.pad_slot) & in_range[k] & in_pool(a, final);
-    const float own_d = softplus(dt_of(a, tokens[k]) + bias);
+    Step& step = steps[k];
+    step.usual = there[k] & (e[k].begin == static_cast<int>(t[k])) & (e[k].end == static_cast<int>(t[k]) + 1) &
+                 (e[k].resume != 0) & (e[k].read != a.pad_slot) & in_range[k] & in_pool(a, final);
+    step.to = opaque_global(static_cast<State*>(a.state) + (in_slot + final * a.state_stride));
+    step.y = static_cast<Io*>(a.y) + (t[k] * a.y_stride + static_cast<uint32_t>(w.first + at.own));
+    if (uniform(step.usual)) taken |= 1u << k;
+    const float d = softplus(dt_of(a, tokens[k]) + bias);
     const float x = to_f32(element_of(tokens[k].x, Io()));
-    const float own_dx = own_d * x;
-    const float open = gate(to_f32(element_of(tokens[k].z, Io())));
-    State* const to = in_slot + final * a.state_stride;
-    float sums[kTile][kPieceQuads];
-    // A channel is widened, moved on, narrowed and stored at once.
+    step.x = x, step.dx = d * x;
+    step.open = gate(to_f32(element_of(tokens[k].z, Io())));
 #pragma unroll
     for (int r = 0; r < kTile; ++r) {
-      float s[kSlice];
-      widen(s, stored[k][r]);
-      const float d = __shfl_sync(kWholeWarp, own_d, r * kOwners, kLanes);
-      const float dx = __shfl_sync(kWholeWarp, own_dx, r * kOwners, kLanes);
-      advance_channel(s, A[r], tokens[k], d, dx, sums[r]);
-#pragma unroll
-      for (int i = 0; i < kPieces; ++i) {
-        Piece<State> piece;
-#pragma unroll
-        for (int q = 0; q < kPieceQuads; ++q) {
-          round_quad(piece, q, s + i * kPiece + 4 * q, make_uint4(0u, 0u, 0u, 0u), false, RowScale());
-        }
-        if (usual && column_of(at.lane, i) < kDState) store_words(to + r * kNext + i * kPiece * kLanes, piece);
-      }
+      decay_by(step.decays[r], A[r], __shfl_sync(kWholeWarp, d, r * kOwners, kLanes));
     }
-    float quads[kPieceQuads];
-#pragma unroll
-    for (int q = 0; q < kPieceQuads; ++q) {
-      float channels[kTile];
-#pragma unroll
-      for (int r = 0; r < kTile; ++r) channels[r] = sums[r][q];
-      fold_lanes<kLanes, kTile>(channels, at.lane);
-      quads[q] = sum_lanes(channels[0], kOwners);
-    }
-    const float out = fmaf(D, x, sum_quads(quads)) * open;
-    Io* const y = static_cast<Io*>(a.y) + (t[k] * a.y_stride + static_cast<uint32_t>(w.first + at.own));
-    if (usual && at.lane % kOwners == 0) *y = from_f32<Io>(out);
-    if (uniform(usual)) taken |= 1u << k;
   }
+  if (taken == (1u << kTogether) - 1 && e[0].last >= a.tokens && last) taken |= kDone;
+  taken = opaque(taken);
+
+  // NOTE: runs once. The assembler would put much of the above behind the wait for the states, but not into a loop.
+  // They are moved on in place, so that nothing of what they decide can be taken out of it.
+#pragma unroll 1
+  do {
+#pragma unroll
+    for (int k = 0; k < kTogether; ++k) {
+      const Step& step = steps[k];
+      float sums[kTile][kPieceQuads];
+      // A channel is widened, moved on, narrowed and stored at once.
+#pragma unroll
+      for (int r = 0; r < kTile; ++r) {
+        float s[kSlice];
+        widen(s, stored[k][r]);
+        advance_channel(s, step.decays[r], tokens[k], __shfl_sync(kWholeWarp, step.dx, r * kOwners, kLanes), sums[r]);
+#pragma unroll
+        for (int i = 0; i < kPieces; ++i) {
+          Piece<State>& piece = stored[k][r][i];
+#pragma unroll
+          for (int q = 0; q < kPieceQuads; ++q) {
+            round_quad(piece, q, s + i * kPiece + 4 * q, make_uint4(0u, 0u, 0u, 0u), false, RowScale());
+          }
+          const bool there = step.usual && column_of(at.lane, i) < kDState;
+          if (there) store_words(step.to + r * kNext + i * kPiece * kLanes, piece);
+        }
+      }
+      float quads[kPieceQuads];
+#pragma unroll
+      for (int q = 0; q < kPieceQuads; ++q) {
+        float channels[kTile];
+#pragma unroll
+        for (int r = 0; r < kTile; ++r) channels[r] = sums[r][q];
+        fold_lanes<kLanes, kTile>(channels, at.lane);
+        quads[q] = sum_lanes(channels[0], kOwners);
+      }
+      const float out = fmaf(D, step.x, sum_quads(quads)) * step.open;
+      if (step.usual && at.lane % kOwners == 0) *step.y = from_f32<Io>(out);
+    }
+  } while (a.d_state < 0);
   return taken;
 }
 
@@ -1073,8 +1158,9 @@ __device__ __forceinline__ void run_any(const ScanArgs& a, const ChannelRun& w, 
       load_token<kFast>(token, a, w, at.lane, own, t);
       const float d = step_size(dt_of(a, token), bias, a.flags, a.dt_min, a.dt_max);
       const float x = to_f32(element_of(token.x, Io()));
-      float quads[kPieceQuads];
-      advance_channel(s, A, token, d, d * x, quads);
+      float decays[kSlice], quads[kPieceQuads];
+      decay_by(decays, A, d);
+      advance_channel(s, decays, token, d * x, quads);
 #pragma unroll
       for (int q = 0; q < kPieceQuads; ++q) quads[q] = sum_lanes(quads[q], kLanes);
       float out = sum_quads(quads);
@@ -1088,12 +1174,15 @@ __device__ __forceinline__ void run_any(const ScanArgs& a, const ChannelRun& w, 
   }
 }
 
-// Whether all sequences of a launch may take the usual step as far as the arguments tell.
+// Whether sequences may take the usual step as far as the arguments tell. NOTE: no branches, so that all arguments are
+// asked for at once: those that were not read before are slow to come.
 __device__ __forceinline__ bool is_usual(const ScanArgs& a) {
   constexpr uint32_t kWanted = kFlagVectorState | kFlagVectorB | kFlagVectorC | kFlagPerColumnA | kFlagSoftplus;
-  return kDState % 4 == 0 && (a.flags & (kWanted | kFlagDtLimit)) == kWanted &&
-         reinterpret_cast<uintptr_t>(a.A) % 16 == 0 && a.z && a.D && !a.checkpoint_slots &&
-         !(kRounds && a.rounding_key) && 0 < a.tokens && a.tokens <= a.sequences;
+  const bool short_numbers = (blockIdx.x | static_cast<uint32_t>(a.heads)) < kShort;
+  bool usual = short_numbers & (a.groups == 1) & ((a.flags & (kWanted | kFlagDtLimit)) == kWanted);
+  usual &= (reinterpret_cast<uintptr_t>(a.A) % 16 == 0) & (a.z != nullptr) & (a.D != nullptr);
+  usual &= (a.checkpoint_slots == nullptr) & (0 < a.tokens) & (a.tokens <= a.sequences);
+  return kDState % 4 == 0 && usual && !(kRounds && a.rounding_key);
 }
 
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
@@ -1107,25 +1196,15 @@ ssm_selective_n16_l4_r32_w8_c1_s8_bf16_sf32(const __grid_constant__ ScanArgs a) 
   const Place at = place_of(threadIdx.x);
   const uint32_t warp_first = threadIdx.x / kOfOne * kTogether;  // the warp's first among the sequences of a block
   uint32_t taken = 0;
-  if (max(blockIdx.x, static_cast<uint32_t>(a.heads)) < kShort && min(a.tokens, a.sequences) > 0) {
+  if (is_usual(a)) {
     const Runs runs = find_runs<true>(a, kChannels);
     const ChannelRun w = find_channels<true>(a, runs, blockIdx.x, kChannels);
     const uint32_t entry = w.entry * kSequences + warp_first;
     if (entry >= static_cast<uint32_t>(a.sequences)) return;
-    Entry e[kTogether];
-    uint32_t t[kTogether];
-    bool there[kTogether];
-#pragma unroll
-    for (int k = 0; k < kTogether; ++k) {
-      t[k] = a.sequence_order ? sequence_of(a, entry + k) : entry + k;
-      there[k] = t[k] < static_cast<uint32_t>(min(a.tokens, a.sequences)) && (k == 0 || entry + k < a.sequences);
-      if (!there[k]) t[k] = 0;
-      e[k] = load_entry_of(a, t[k], unknown_zero());
-    }
-    if (is_usual(a) && w.valid == kChannels) {
-      taken = take_usual_steps(a, w, at, e, t, there);
-      const bool all = taken == (1u << kTogether) - 1 && e[0].last >= a.tokens;
-      if (all && blockIdx.x + int64_t{gridDim.x} >= channel_items(a, runs, kSequences)) return;
+    if (w.valid == kChannels) {
+      const bool last = blockIdx.x + int64_t{gridDim.x} >= channel_items(a, runs, kSequences);
+      taken = take_usual_steps(a, w, at, entry, last);
+      if (taken & kDone) return;
     }
   }
   const Runs runs = find_runs<false>(a, kChannels);

@@ -181,18 +181,19 @@ class SelectiveSpec(KernelSpec):
     def blocks(self) -> int:
         """Blocks whose registers must fit a multiprocessor."""
         if self.decodes:
-            # The state and A; the most warps for which nvcc spills nothing on any target.
+            # States, decays, and what is fetched of B and C, in words; the most warps for which nvcc spills nothing on
+            # any target: f32 tokens and rounding a state take registers, too.
             together = max(1, self.sequences // self.warps)
-            live = (1 + together) * self.tile * self.slice
+            live = together * self.slice * (2 * self.tile + DTYPE_BYTES[self.io] // 2)
             wide, narrow = self.io == "f32", self.state != "f32"
-            most = 16 if wide and narrow else 24 if wide or narrow else 32
-            warps = 8 if live > 80 else 16 if live > 48 else 20 if live > 32 else most
+            most = 16 if wide and narrow else 24 if wide or narrow or live > 36 else 32
+            warps = 8 if live > 88 else 16 if live >= 48 else most
         else:
             # A quad of every token, A, the sums of the quads before, and what is fetched of B and C, in words.
             live = self.tile * (4 * self.chunk + self.slice + (self.quads - 1) * self.chunk)
             live += self.chunk * self.slice * self.lanes * DTYPE_BYTES[self.io] // 64
             # Of the smaller ones, those for which nvcc spills nothing: rounding a state takes registers, too.
-            small = live <= 44 and self.lanes in (2, 4) and self.state == "f32"
+            small = live <= 44 and self.lanes == 4 and self.state == "f32"
             warps = 16 if small else 12 if live <= 80 else 8
         return max(1, warps // self.warps)
 
