@@ -247,7 +247,7 @@ class Kernel:
     @functools.cached_property
     def _with_attributes(self) -> LoadedKernel:
         """The same image once more, for launches with attributes, which PyCUDA has not got."""
-        return self._device.launcher.load(self.spec, self._image)
+        return self._device.launcher.load(self.spec.id, self._image)
 
     def launch(self, plan: Plan, arguments: bytes) -> None:
         """Queue the launches of a plan.

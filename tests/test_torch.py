@@ -654,7 +654,7 @@ def test_what_may_overlap_is_launched_so_and_nothing_else_is(
     (tmp_path / "facts").write_text("".join(lines))
     monkeypatch.setenv("FAKECUDA_FACTS", str(tmp_path / "facts"))
     launcher = Launcher(0, str(driver / "libcuda.so.1"))
-    kernel = launcher.load(spec, Image(spec.id, "sm_90", "cubin", b"\x7fELF", usage, "", 0.0))
+    kernel = launcher.load(spec.id, Image(spec.id, "sm_90", "cubin", b"\x7fELF", usage, "", 0.0))
     first, second = (Launch(symbol, (1, 1, 1), (32, 1, 1), 0) for symbol in spec.launchable.entries)
     workspace = np.zeros(64, np.uint8)
     arguments = np.zeros((), SCAN_ARGS)
