@@ -1702,6 +1702,7 @@ __device__ __forceinline__ void advance_state(Rows& rows, int stage, int chunk, 
 template <int kLater>
 __device__ __forceinline__ void decay_scores(const Decays& w, const float (&near)[8][4], Left (&scores)[kTiles],
                                              int lane) {
+  lane = opaque(lane);  // or what is worked out from it is kept in registers from chunk to chunk
   const int q = 16 * kLater + lane / 4, k = 2 * (lane % 4);
   scores[kLater] = decayed(w, near[2 * kLater], near[2 * kLater + 1], kLater, lane);
   float upper = w.since[q], lower = w.since[q + 8];
@@ -1748,9 +1749,11 @@ __device__ __forceinline__ float2 load_two(const Io* p, bool vector) {
   return make_float2(to_f32(p[0]), to_f32(p[1]));
 }
 
-// Sixteen tokens of y and a head's rows of it, as products leave them, to memory in whole pieces of rows.
+using FinishedRows = Left[kHeadDim / 16];  // the same, rounded
+
+// Sixteen tokens of y and a head's rows of it, as they are finished, to memory in whole pieces of rows.
 template <bool kVector>
-__device__ __forceinline__ void store_rows(Io* into, int64_t stride, int64_t tokens, const HeadRows& y, int writer,
+__device__ __forceinline__ void store_rows(Io* into, int64_t stride, int64_t tokens, const FinishedRows& y, int writer,
                                            int lane) {
 #pragma unroll
   for (int first = 0; first < kHeadDim; first += kRowsColumns) {
@@ -1759,7 +1762,7 @@ __device__ __forceinline__ void store_rows(Io* into, int64_t stride, int64_t tok
     for (int j = 0; j < kRowsColumns / 16; ++j) {
       const int i = first / 8 + 2 * j;
       if (8 * i >= kHeadDim) break;
-      store_matrices(y_piece(writer, lane % 16, 2 * j + lane / 16), pack_left(y[i], y[i + 1]).r);
+      store_matrices(y_piece(writer, lane % 16, 2 * j + lane / 16), y[i / 2].r);
     }
     __syncwarp();
     if (first + kRowsColumns > kHeadDim && first + 8 * (lane % 4) >= kHeadDim) break;
@@ -1783,10 +1786,9 @@ __device__ __forceinline__ void store_rows(Io* into, int64_t stride, int64_t tok
   }
 }
 
-// The last of y for 16 tokens and the rows of a head, as products leave it: D x, the gate, and to memory in whole
-// pieces of rows.
-__device__ __forceinline__ void finish(const ScanArgs& a, const Block& b, HeadRows& y, float skip, int stage, int chunk,
-                                       int tile, int local, int writer, int lane) {
+// The last of y for 16 tokens and the rows of a head, as products leave it: D x, the gate, and rounded.
+__device__ __forceinline__ void finish(const ScanArgs& a, const Block& b, HeadRows& y, FinishedRows& finished,
+                                       float skip, int stage, int chunk, int tile, int local, int lane) {
   lane = opaque(lane);  // or the addresses below are kept in registers from chunk to chunk
   const int64_t t0 = b.begin + static_cast<int64_t>(chunk) * kChunk + 16 * tile;
   if (a.D) {
@@ -1817,6 +1819,16 @@ __device__ __forceinline__ void finish(const ScanArgs& a, const Block& b, HeadRo
       }
     }
   }
+#pragma unroll
+  for (int i = 0; i < kHeadDim / 16; ++i) finished[i] = pack_left(y[2 * i], y[2 * i + 1]);
+}
+
+// It to memory.
+__device__ __forceinline__ void store(const ScanArgs& a, const Block& b, const FinishedRows& y, int chunk, int local,
+                                      int writer, int lane) {
+  lane = opaque(lane);  // or the addresses below are kept in registers from chunk to chunk
+  const int64_t t0 = b.begin + static_cast<int64_t>(chunk) * kChunk + 16 * (writer % 4);
+  const int64_t place = static_cast<int64_t>(b.head + local) * kHeadDim;
   Io* into = static_cast<Io*>(a.y) + t0 * a.y_stride + place;
   if (a.flags & kFlagVectorY) {
     store_rows<true>(into, a.y_stride, b.end - t0, y, writer, lane);
@@ -1825,12 +1837,18 @@ __device__ __forceinline__ void finish(const ScanArgs& a, const Block& b, HeadRo
   }
 }
 
+// That of a chunk's last head, which write_y leaves to the next turn, if the chunk is one of the segment's.
+__device__ __forceinline__ void store_last(const ScanArgs& a, const Block& b, const FinishedRows& y, int chunk,
+                                           int writer, int lane) {
+  if (chunk >= b.first) store(a, b, y, chunk, b.heads - 1, writer, lane);
+}
+
 // y of a chunk for all rows of the block, of which a warp has 16 tokens: what the state before the chunk gives, and
 // what the chunk's own tokens give. C . B is worked out once. `beside` is called while the first sums over the chunk's
 // tokens are.
 template <typename Beside>
 __device__ __forceinline__ void write_y(const ScanArgs& a, const Block& b, int chunk, int writer, int lane,
-                                        const Beside& beside) {
+                                        FinishedRows& finished, const Beside& beside) {
   const int stage = stage_of<true>(chunk), tile = writer % 4;
   const Panel keys(tokens_B(stage)), queries(tokens_C(stage));
   float near[8][4];
@@ -1853,6 +1871,9 @@ __device__ __forceinline__ void write_y(const ScanArgs& a, const Block& b, int c
       product(y, queries + k / 4, state.moved(k / 4 * kBlockRows, 0), k % 4, k == 0);  // C . S
     }
     products_end();
+    // Beside these products, y of the head before: that of the turn before, where this is a chunk's first.
+    const int before = local > 0 ? chunk : chunk - kWriterGroups;
+    if (before >= b.first) store(a, b, finished, before, local > 0 ? local - 1 : b.heads - 1, writer, lane);
     decay_scores(w, near, tile, scores, lane);
     products_wait<0>();
     hold(y);
@@ -1867,7 +1888,7 @@ __device__ __forceinline__ void write_y(const ScanArgs& a, const Block& b, int c
     const float skip = a.D ? a.D[(b.head + local) / kPartsOfHead] : 0.f;
     products_wait<0>();
     hold(y);
-    finish(a, b, y, skip, stage, chunk, tile, local, writer, lane);
+    finish(a, b, y, finished, skip, stage, chunk, tile, local, lane);
   }
 }
 
@@ -2009,19 +2030,18 @@ __device__ __forceinline__ void bring_tokens(const ScanArgs& a, const Block& b, 
       fence_for_products();
       barrier_arrive(kLoaded + next % 2, kHandOver);
     };
-    if (kOutput && started) {
-      write_y(a, b, chunk, writer, lane, hand_over);
-    } else {
-      hand_over();
-    }
+    static_assert(!kOutput, "y is written by bring_to_own_place");
+    hand_over();
   }
 }
 
 // The same where y is written and each warp group has one place for the chunks of its turn: B and C of the next are
 // asked for once those of this one have been used, and x when its y is written.
 __device__ __forceinline__ void bring_to_own_place(const ScanArgs& a, const Block& b, int writer, int lane) {
+  FinishedRows finished{};
+  int chunk = b.first - kStages + (b.first + writer / 4) % kStages;
 #pragma unroll 1
-  for (int chunk = b.first - kStages + (b.first + writer / 4) % kStages; chunk < b.last; chunk += kStages) {
+  for (; chunk < b.last; chunk += kStages) {
     const int next = chunk + kStages;
     const bool started = chunk >= b.first, more = next < b.last;
     const auto bring = [&](auto keys, auto values) {
@@ -2030,13 +2050,16 @@ __device__ __forceinline__ void bring_to_own_place(const ScanArgs& a, const Bloc
     };
     if (started) {
       barrier_wait(kReady + chunk % 2, kHandOver);
-      write_y(a, b, chunk, writer, lane, [&] {
+      write_y(a, b, chunk, writer, lane, finished, [&] {
         if (!more) return;
         barrier_wait(kTaken + chunk % 2, kHandOver);
         bring(std::true_type(), std::false_type());
       });
     }
-    if (!more) break;
+    if (!more) {
+      chunk += kStages;
+      break;
+    }
     if (started) {
       barrier_wait(kWritten + chunk % 2, kStageThreads);  // all of the group have read x
       bring(std::false_type(), std::true_type());
@@ -2047,6 +2070,7 @@ __device__ __forceinline__ void bring_to_own_place(const ScanArgs& a, const Bloc
     fence_for_products();
     barrier_arrive(kLoaded + next % 2, kHandOver);
   }
+  store_last(a, b, finished, chunk - kStages, writer, lane);
 }
 
 // A segment of a sequence, chunk by chunk. With kOutput it writes y, checkpoints and the final state; without, it
