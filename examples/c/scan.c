@@ -7,11 +7,10 @@
 //   cc -O2 -I../../include -o scan scan.c -ldl -lm
 //   ./scan [-devices N] ../.. vectors/*.flat
 //
-// An engine that runs nvcc anyway launches a kernel by the function beside its source; with this one and the CUDA
-// runtime:
+// An engine that runs nvcc anyway launches a kernel by the function beside its source, compiled as the first lines of
+// that file say into ID.launch.o; with this one and the CUDA runtime:
 //
-//   nvcc -std=c++17 -gencode=arch=compute_90,code=sm_90 -c ../../kernels/ID.launch.cu   (its first lines have all
-//   options) cc -O2 -I../../include -DSSM_LAUNCHER=ssm_launch_ID -o launched scan.c ID.launch.o -lcudart_static
+//   cc -O2 -I../../include -DSSM_LAUNCHER=ssm_launch_ID -o launched scan.c ID.launch.o -lcudart_static
 //   -lstdc++ -ldl
 //   ...
 

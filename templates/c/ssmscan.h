@@ -580,6 +580,9 @@ static inline int ssm_unload(ssm_library* library);
 static inline int ssm_load_kernel(ssm_library* library, const char* root, int k, int number) {
   const ssm_kernel* kernel = &library->tables->kernels[k];
   const ssm_image* image = &kernel->images[number];
+  // The first of two launches may want more than the other.
+  const int gather_shared = (int)ssm_integer(&kernel->grid, "gather_shared");
+  const int most_shared = gather_shared > image->dynamic_shared ? gather_shared : image->dynamic_shared;
   unsigned char* data = ssm_read_image(root, kernel, image);
   if (data == NULL) return -1;
   const int loaded = ssm_driver.cuModuleLoadData(&library->module[k], data);
@@ -590,8 +593,7 @@ static inline int ssm_load_kernel(ssm_library* library, const char* root, int k,
     int code = ssm_driver.cuModuleGetFunction(function, library->module[k], kernel->entries[e]);
     if (ssm_check(code, "cuModuleGetFunction", kernel->id)) return -1;
     enum { DYNAMIC_SHARED = 8 };
-    if (image->dynamic_shared > 0)
-      code = ssm_driver.cuFuncSetAttribute(*function, DYNAMIC_SHARED, image->dynamic_shared);
+    if (most_shared > 0) code = ssm_driver.cuFuncSetAttribute(*function, DYNAMIC_SHARED, most_shared);
     if (ssm_check(code, "cuFuncSetAttribute", kernel->id)) return -1;
     // A driver that can loads functions at their first launch else, which may be within a capture.
     if (ssm_driver.cuFuncLoad != NULL) code = ssm_driver.cuFuncLoad(*function);

@@ -276,7 +276,7 @@ func (k *Kernel) resolve(entry string, want *Image) error {
 	symbol := C.CString(entry)
 	defer C.free(unsafe.Pointer(symbol))
 	var have C.ssm_function
-	status := C.ssm_get_function(k.device.context, k.module, symbol, C.int32_t(want.DynamicShared), &have)
+	status := C.ssm_get_function(k.device.context, k.module, symbol, C.int32_t(k.Row.mostShared(want)), &have)
 	if err := failure(status, k.Row.ID); err != nil {
 		return err
 	}

@@ -152,6 +152,12 @@ func (r *Row) OperandError() float64 {
 	return map[string]float64{"bf16": 0x1p-7, "f16": 0x1p-10, "tf32": 0x1p-9, "split": 0x1p-15}[operand]
 }
 
+// mostShared is the most dynamic shared memory that a launch of an image asks for, in bytes: the first of two launches
+// may want more than the other.
+func (r *Row) mostShared(image *Image) int {
+	return max(image.DynamicShared, int(r.Grid.Integers["gather_shared"]))
+}
+
 // check compares an image with what the row says of it for a target, and the row with this package.
 func (r *Row) check(target string, image []byte) (*Image, error) {
 	if err := r.CheckLayout(); err != nil {

@@ -212,7 +212,8 @@ func channelsPlan(rule map[string]int64, kernel launchable, g Geometry) (KernelP
 // `heads` heads of one group, or of parts of heads where each has `parts_of_head`). With several segments the entry that
 // ends in _gather comes first, on all segments but one, each cut again in `gather_cuts` where they are named, with
 // `gather_shared` bytes of shared memory where they are named, and stores what the states become over each; then _walk
-// runs all segments, and may start before _gather has ended where `overlaps` is 1. The workspace is `state_bytes` for each head of each cut that the tokens can fill.
+// runs all segments, and may start before _gather has ended where `overlaps` is 1. The workspace is `state_bytes` for
+// each head of each cut that the tokens can fill.
 func segmentsPlan(rule map[string]int64, kernel launchable, g Geometry) (KernelPlan, error) {
 	for _, name := range []string{"heads", "chunk", "segments", "state_bytes"} {
 		if rule[name] < 1 {
