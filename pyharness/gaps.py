@@ -56,7 +56,8 @@ def sentences(document: Mapping[str, Any]) -> list[str]:
     for name, reason in without_peer(document).items():
         by_reason.setdefault(reason, []).append(f"`{name}`")
     for reason, names in by_reason.items():
-        found.append(f"No other package ran at {', '.join(names)}: {reason or 'none was timed there'}.")
+        where = ", ".join(names)
+        found.append(f"No other package ran at {where}: {reason}." if reason else f"No other was timed at {where}.")
     by_peers: dict[tuple[str, str], list[str]] = {}
     for (name, reason), peers in left_out(document).items():
         by_peers.setdefault((" and ".join(peers), reason), []).append(f"`{name}`")

@@ -480,7 +480,8 @@ def _beside_table(rows: Sequence[Mapping[str, Any]]) -> str:
         "| --- | --- | ---: | ---: | ---: |",
     ]
     lines += [
-        f"| {figures.kernel_cell(row)} | {row['point']} | {row['go_us']:.2f} | {row['pycuda_us']:.2f} | {row['ratio']:.3f} |"
+        f"| {figures.kernel_cell(row)} | {row['point']} | {row['go_us']:.2f} | {row['pycuda_us']:.2f} | "
+        f"{row['ratio']:.3f} |"
         for row in sorted(rows, key=lambda row: (row["point"], row["kernel"]))
     ]
     return "\n".join(lines)

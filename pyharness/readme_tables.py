@@ -233,6 +233,43 @@ def mamba1_goals(gains: Mapping[str, Sequence[float]], over: Sequence[float]) ->
     return f"Goals: {'; '.join(texts)}." if texts else ""
 
 
+#: Of prompts: how many times as fast as the best peer; the most microseconds, at a d_state of 64 those of another
+#: package's Hopper kernel; how many times the time of 4096 tokens 131072 may take.
+PREFILL_GAINS = {"prefill_1x512_bf16": 2.0} | dict.fromkeys(
+    ("prefill_1x4096_bf16", "prefill_8x1024_bf16", "prefill_1x32768_bf16"), 3.0
+)
+PREFILL_MOST_US = {
+    "prefill_8x1024_64_d_state_bf16": 80.8,
+    "prefill_4x4096_64_d_state_bf16": 150.2,
+    "prefill_1x4096_f32": 267.0,
+}
+PREFILL_LONG, PREFILL_LONG_GOAL = ("prefill_1x4096_bf16", "prefill_1x131072_bf16"), 35.0
+
+
+def prefill_goals(document: Mapping[str, Any]) -> str:
+    """The goals of prompts beside what is reached, at the points that have both times."""
+    ours = {name: row for name in document["points"] if (row := fastest_of_ours(timed_at(document, name), "ssd"))}
+    us = {name: row["us"]["median"] for name, row in ours.items()}
+    texts = []
+    for name, goal in PREFILL_GAINS.items():
+        peer = best_peer(timed_at(document, name))
+        if name in us and peer:
+            gain = peer["us"]["median"] / us[name]
+            texts.append(f"{goal:g}x as fast as the best peer at `{name}`: {gain:.2f}x, {_verdict(goal, gain)}")
+    texts += [
+        f"at most {most:g} us at `{name}`: {us[name]:.1f}, {_verdict(us[name], most)}"
+        for name, most in PREFILL_MOST_US.items()
+        if name in us
+    ]
+    short, long = (us.get(name, 0.0) for name in PREFILL_LONG)
+    if short and long:
+        texts.append(
+            f"131072 tokens in at most {PREFILL_LONG_GOAL:g}x the time of 4096: {long / short:.1f}x, "
+            f"{_verdict(long / short, PREFILL_LONG_GOAL)}"
+        )
+    return f"Goals: {'; '.join(texts)}." if texts else ""
+
+
 #: How the cells of the table of prompts name ceilings.
 _PREFILL_CEILINGS = {"bytes": "bytes", "products": "products"}
 #: Of f32 operands: a line each.
@@ -255,7 +292,9 @@ def _prefill_table(document: Mapping[str, Any]) -> str:
             cells = _prefill_cells(point, rows, precision)
             if cells:
                 lines.append("| " + " | ".join(cells) + " |")
-    return "\n\n".join([wrapped(prose), "\n".join(lines), *map(wrapped, gaps.sentences(document))])
+    goals_ = prefill_goals(document)
+    findings = [wrapped(text) for text in ([goals_] if goals_ else []) + gaps.sentences(document)]
+    return "\n\n".join([wrapped(prose), "\n".join(lines), *findings])
 
 
 def _prefill_cells(point: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], precision: str) -> list[str]:

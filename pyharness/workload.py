@@ -137,19 +137,17 @@ POINTS = tuple(
 #: Measured in sweeps only: one of eight ranks of a large model, where one sequence leaves most multiprocessors idle.
 SWEEP_POINTS = (*POINTS, Point("prefill", 1, 4096, False, heads=16, groups=1))
 
-#: Mamba-1 as Falcon-Mamba and Jamba have it: one long prompt, a batch of prompts, and decode.
-MAMBA1 = tuple(
-    Point(job, sequences, tokens, job == "decode", heads=8192, head_dim=1, d_state=16, groups=1, io="bf16")
-    for job, sequences, tokens in (
-        ("prefill", 1, 4096),
-        ("prefill", 8, 1024),
-        *(("decode", batch, 1) for batch in (1, 16, 128, 512)),
-    )
-)
-#: The same prompt through fewer channels: most multiprocessors are idle unless time is cut.
-MAMBA1_SWEEP = tuple(
-    Point("prefill", 1, 4096, False, heads=channels, head_dim=1, d_state=16, groups=1, io="bf16")
-    for channels in (1536, 2048, 5120)
+
+def _mamba1(job: str, sequences: int, tokens: int, channels: int = 8192) -> Point:
+    return Point(job, sequences, tokens, job == "decode", heads=channels, head_dim=1, d_state=16, groups=1, io="bf16")
+
+
+#: Mamba-1 as Falcon-Mamba and Jamba have it: one long prompt, a batch of prompts, decode; and the one prompt through
+#: fewer channels, where most multiprocessors are idle unless time is cut.
+MAMBA1 = (
+    *(_mamba1("prefill", *many) for many in ((1, 4096), (8, 1024))),
+    *(_mamba1("decode", batch, 1) for batch in (1, 16, 128, 512)),
+    *(_mamba1("prefill", 1, 4096, channels) for channels in (1536, 2048, 5120)),
 )
 
 
@@ -228,7 +226,7 @@ def point_named(name: str) -> Point:
     Raises:
         NoKernel: there is none.
     """
-    known = (*SWEEP_POINTS, *DECODE, *PREFILL, *MAMBA1, *MAMBA1_SWEEP)
+    known = (*SWEEP_POINTS, *DECODE, *PREFILL, *MAMBA1)
     for point in known:
         if point.name == name:
             return point

@@ -181,6 +181,8 @@ def test_every_peer_is_named_and_says_what_is_missing(device: Any, monkeypatch: 
         "Ninja build failed. Output:\n[1/3] nvcc --generate\n/x/b.cuh(7): error: static assertion failed"
     )
     assert peers.reason(built) == "RuntimeError: b.cuh(7): error: static assertion failed"
+    wrong = "expects 16 bytes, got address 140104314131488 (0x7f6c2a3b40)"
+    assert peers.reason(RuntimeError(wrong)) == "RuntimeError: expects 16 bytes, got address"
     assert peers.reason(ImportError("no x/y in (/opt/a b/c.so), /x/y.py")) == "ImportError: no x/y in (a b/c.so), y.py"
 
 

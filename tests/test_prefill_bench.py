@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pyharness import measure, peers, select, workload
+from pyharness import figures, measure, peers, readme_tables, select, workload
 from pyharness.args import SCAN_ARGS
 from pyharness.catalogue import CATALOGUE
 from pyharness.errors import DeviceError, NoKernel
@@ -207,3 +207,42 @@ def test_f32_is_split_only_where_that_was_measured_faster_and_never_rounded_to_t
     only = ["recurrent_generic_f32_sf32", "ssd_n32_p64_r32_w2_c64_t1_f32_sf32_split"]
     few = Features(geometry(d_state=32, longest=4096), "f32", "f32")
     assert choose(few, H200, table=Table(), ids=only).id == only[0]
+
+
+def test_goals_of_prompts_are_beside_what_is_reached() -> None:
+    def row(point: str, kernel: str, us: float) -> dict[str, Any]:
+        return {"point": point, "kernel": kernel, "us": {"median": us}} | ({} if "ssd" in kernel else {"peer": True})
+
+    ours, split = SsdSpec(d_state=128, io="bf16").id, SsdSpec(d_state=128, precision="split").id
+    rows = [
+        *(row("prefill_1x4096_bf16", kernel, us) for kernel, us in ((ours, 50.0), ("a peer", 150.0))),
+        *(row("prefill_1x512_bf16", kernel, us) for kernel, us in ((ours, 20.0), ("a peer", 39.0), ("another", 41.0))),
+        row("prefill_1x131072_bf16", ours, 1800.0),
+        row("prefill_1x4096_f32", split, 267.0),
+    ]
+    found = readme_tables.prefill_goals({"points": {one["point"]: {} for one in rows}, "rows": rows})
+    assert found == (
+        "Goals: 2x as fast as the best peer at `prefill_1x512_bf16`: 1.95x, not reached; "
+        "3x as fast as the best peer at `prefill_1x4096_bf16`: 3.00x, reached; "
+        "at most 267 us at `prefill_1x4096_f32`: 267.0, reached; "
+        "131072 tokens in at most 35x the time of 4096: 36.0x, not reached."
+    )
+    assert readme_tables.prefill_goals({"points": {}, "rows": []}) == ""
+
+
+def test_stored_errors_are_those_of_the_reference_and_split_is_as_f32() -> None:
+    document = json.loads((select.BENCHES / "nvidia-h200" / "ssd.json").read_text(encoding="utf-8"))
+    compared = 0
+    for name, point in document["points"].items():
+        rows = figures.timed_at(document, name)
+        peer = figures.best_peer(rows)
+        for found in figures.ours_of(rows):
+            spec = parse_id(found["kernel"])
+            for kind in ("error_of_y", "error_of_state"):
+                if peer and spec.family == "ssd" and point["io"] == "bf16":
+                    assert found[kind] <= 1.05 * peer[kind], (name, found["kernel"], kind)
+                    compared += 1
+                if getattr(spec, "precision", "") == "split":
+                    assert found[kind] <= 1e-5, (name, found["kernel"], kind)
+                    compared += 1
+    assert compared
