@@ -236,7 +236,7 @@ def _selective_scan(workload: Workload) -> Callable[[int], Any]:
         t = sets[k]
         found = module.fwd(*(t[n] for n in ("x", "dt", "A", "B", "C", "D", "z", "dt_bias")), True)
         # y without the gate, the chunks, y with it.
-        return found[2].transpose(1, 2), found[1][:, :, -1, 1::2].unsqueeze(2)
+        return found[2].transpose(1, 2), found[1][:, :, -1, 1::2].unsqueeze(1)
 
     return call
 
