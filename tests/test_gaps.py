@@ -34,7 +34,7 @@ def test_points_are_named_with_the_reason() -> None:
         "Not run at any point: theirs, too: DeviceError: no i8 state",
         f"Not measured: {unmeasured}.",
         f"No other package ran at `{FAILED.name}`: no i8 state.",
-        f"No other was timed at `{ALONE.name}`.",
+        f"No other package was timed at `{ALONE.name}`.",
     ]
 
 
