@@ -28,7 +28,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -212,7 +211,7 @@ def header(suite: str, protocol: str) -> dict[str, Any]:
         "compiler": toolchain.find_compiler().version,
         "torch": torch.__version__,
         "transformers": importlib.import_module("transformers").__version__,
-        "date": datetime.now(timezone.utc).date().isoformat(),
+        "date": gpus.today(),
         "protocol": protocol,
         "rows": [],
     }

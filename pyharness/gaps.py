@@ -57,7 +57,9 @@ def sentences(document: Mapping[str, Any]) -> list[str]:
         by_reason.setdefault(reason, []).append(f"`{name}`")
     for reason, names in by_reason.items():
         where = ", ".join(names)
-        found.append(f"No other package ran at {where}: {reason}." if reason else f"No other package was timed at {where}.")
+        found.append(
+            f"No other package ran at {where}: {reason}." if reason else f"No other package was timed at {where}."
+        )
     by_peers: dict[tuple[str, str], list[str]] = {}
     for (name, reason), peers in left_out(document).items():
         by_peers.setdefault((" and ".join(peers), reason), []).append(f"`{name}`")

@@ -196,7 +196,8 @@ def bench(
 ) -> dict[str, Any]:
     """Measure the launch cost of each family and store it, by default in generated/bench/<device>/launch.json.
 
-    Rows are stored as they come, beside those that are stored and not measured yet.
+    Rows are stored as they come, beside those that are stored and not measured yet; without `peers` those of other
+    packages stay.
 
     Raises:
         DeviceError: there is no GPU, or a kernel is wrong or failed, which is not stored then.
@@ -217,6 +218,8 @@ def bench(
         history.store(document | {"rows": sorted([*document["rows"], *left], key=_place)}, target)
     if failed:
         raise DeviceError("these were not timed and are not stored:\n" + "\n".join(failed))
+    kept = [] if peers else [row for row in left if row.get("peer")]
+    document["rows"] = sorted([*document["rows"], *kept], key=_place)
     history.store(document, target)
     return document
 

@@ -106,6 +106,8 @@ def test_figures_of_each_kernel_and_the_reason_of_each_peer_are_stored(
     peers = {row["kernel"]: row["failed"] for row in document["rows"] if row.get("peer")}
     assert set(peers) >= {"mamba-ssm triton (4, 4)", "mamba-ssm chunk_scan 128"}
     assert all("torch is not installed" in reason for reason in peers.values()), peers
+    again = launch_cost.bench(tmp_path / "launch.json")
+    assert {row["kernel"] for row in again["rows"] if row.get("peer")} == set(peers), "they are kept"
     first, *lines = launch_cost.listing(document)
     assert (first["kernel"], first["plan"], first["node"]) == ("an empty kernel", "-", "3.00")
     assert [line["kernel"] for line in lines] == [row["kernel"] for row in document["rows"]]

@@ -112,6 +112,7 @@ def test_strong_decay_beside_weak(spec: SsdSpec) -> None:
         SsdSpec(d_state=64, head_dim=128, io="f16", warps=16, segments=2, exact="sm_90a"),  # both parts of a head
         SsdSpec(d_state=64, head_dim=80, io="bf16", segments=2, exact="sm_90a"),  # a head of five warps, three idle
         SsdSpec(d_state=64, head_dim=32, io="bf16", exact="sm_90a"),  # heads of half a warp group
+        SsdSpec(d_state=64, head_dim=96, io="bf16", exact="sm_90a"),  # and of one and a half
         SsdSpec(d_state=256, io="bf16", warps=8, exact="sm_90a"),  # two stages
         HALF_HEADS,
     ],
@@ -121,6 +122,12 @@ def test_a_segment_of_many_chunks_takes_its_places_in_turn(spec: SsdSpec) -> Non
     """Stages, states and decays are each taken several times; an odd number of chunks a segment."""
     lengths = (5 * spec.segments * spec.chunk - 3, 4 * spec.chunk)
     assert_right(draw(14, shape_of(spec, lengths), options_of(spec, fresh="mixed")), spec)
+
+
+def test_the_longest_chunk() -> None:
+    for io, precision in (("bf16", ""), ("f32", "tf32")):
+        spec = SsdSpec(d_state=32, head_dim=32, io=io, chunk=256, precision=precision)
+        assert_right(draw(15, shape_of(spec, (2 * 256 + 5, 256, 31)), options_of(spec, fresh="mixed")), spec)
 
 
 def test_no_sequence_and_an_order_of_none() -> None:
