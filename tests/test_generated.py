@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import subprocess
 from pathlib import Path
 
@@ -50,7 +51,18 @@ def test_a_row_is_that_of_its_spec(spec: KernelSpec) -> None:
 def test_a_launch_that_overlaps_waits_itself_and_is_for_devices_that_can() -> None:
     for spec in CATALOGUE:
         if spec.grid_rule.get("overlaps"):
-            assert "griddepcontrol.wait" in render(spec), spec.id
+            text = render(spec)
+            assert "griddepcontrol.wait" in text, spec.id
+            # What the launch before leaves is in the workspace, which is reached by Kept alone, behind the wait.
+            kept = text.partition("struct Kept {")[2].partition("\n};")[0]
+            assert text.count("a.workspace") == kept.count("a.workspace") > 0, spec.id
+            before, _, behind = (
+                text.partition("void carry_state(")[2].partition("\n}\n")[0].partition("await_launch_before()")
+            )
+            assert "load_state<" in behind, spec.id
+            assert not re.search(r"load_state<|\bKept\b", before), spec.id
+            # Every block waits before it ends.
+            assert text.rstrip().endswith("await_launch_before();\n}"), spec.id
             assert {target.rstrip("a") for target in spec.targets()} <= {"sm_90", "sm_100", "sm_120"}, spec.id
 
 
