@@ -98,7 +98,7 @@ def test_the_readme_gets_what_is_stored_between_its_markers_and_nothing_else(
     text = readme.read_text(encoding="utf-8")
     assert text.startswith("a\n<!-- bench:recurrent -->\nNVIDIA H200")
     # What the suite has and the file has not is named.
-    assert "Not measured: `prefill_1x4096_bf16`, `decode_16x1_bf16`.\n\nNo other package ran at" in text
+    assert "Not measured: `prefill_1x4096_bf16`, `decode_16x1_bf16`.\n\nNo other package was timed at" in text
     assert ".\n<!-- /bench:recurrent -->\nb\n<!-- listing -->\n```\nid " in text
     assert text.endswith("\n```\n<!-- /listing -->\nc\n")
     assert "\nold\n" not in text
