@@ -84,8 +84,12 @@ def _decode_table(document: Mapping[str, Any]) -> str:
     lines = ["| " + " | ".join(head) + " |", "| --- |" + " ---: |" * 5 + " --- | ---: | ---: | --- |"]
     for name, point in points(document):
         lines.append("| " + " | ".join(_decode_cells(point, timed_at(document, name))) + " |")
-    findings = [wrapped(goals_) for goals_ in [decode_goals(document)] if goals_]
-    return "\n\n".join([wrapped(prose), "\n".join(lines), *findings, *map(wrapped, gaps.sentences(document))])
+    return "\n\n".join([wrapped(prose), "\n".join(lines), *_findings(document, decode_goals(document))])
+
+
+def _findings(document: Mapping[str, Any], *goals_: str) -> list[str]:
+    """What stands below a table: goals, where there are any, and what the figures lack."""
+    return [wrapped(text) for text in (*goals_, *gaps.sentences(document)) if text]
 
 
 def decode_goals(document: Mapping[str, Any]) -> str:
@@ -189,8 +193,7 @@ def _mamba1_table(document: Mapping[str, Any]) -> str:
             gains[point["job"]].append(peer["us"]["median"] / ours["us"]["median"])
         if ours and point["job"] == "decode" and state_mib(point) >= MAMBA1_LARGE_MIB:
             over.append(ours["ratio"])
-    findings = [wrapped(goals_) for goals_ in [mamba1_goals(gains, over)] if goals_]
-    return "\n\n".join([wrapped(prose), "\n".join(lines), *findings, *map(wrapped, gaps.sentences(document))])
+    return "\n\n".join([wrapped(prose), "\n".join(lines), *_findings(document, mamba1_goals(gains, over))])
 
 
 def _mamba1_cells(
@@ -292,9 +295,7 @@ def _prefill_table(document: Mapping[str, Any]) -> str:
             cells = _prefill_cells(point, rows, precision)
             if cells:
                 lines.append("| " + " | ".join(cells) + " |")
-    goals_ = prefill_goals(document)
-    findings = [wrapped(text) for text in ([goals_] if goals_ else []) + gaps.sentences(document)]
-    return "\n\n".join([wrapped(prose), "\n".join(lines), *findings])
+    return "\n\n".join([wrapped(prose), "\n".join(lines), *_findings(document, prefill_goals(document))])
 
 
 def _prefill_cells(point: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], precision: str) -> list[str]:
@@ -363,8 +364,7 @@ def _device_table(document: Mapping[str, Any]) -> str:
         io, heads, head_dim, d_state, groups, state = shape
         parts.append(f"{heads} heads x {head_dim} head_dim x {d_state} d_state, {groups} groups, {io}, state {state}:")
         parts.append(_shape_table(document, io, sorted(names, reverse=True)))
-    findings = [text for text in (goals(document), compile_time_sizes(document)) if text]
-    return "\n\n".join([*parts, *map(wrapped, findings), *map(wrapped, gaps.sentences(document))])
+    return "\n\n".join([*parts, *_findings(document, goals(document), compile_time_sizes(document))])
 
 
 def _shape_table(document: Mapping[str, Any], io: str, names: Sequence[str]) -> str:

@@ -10,8 +10,7 @@
 // An engine that runs nvcc anyway launches a kernel by the function beside its source, compiled as the first lines of
 // that file say into ID.launch.o; with this one and the CUDA runtime:
 //
-//   cc -O2 -I../../include -DSSM_LAUNCHER=ssm_launch_ID -o launched scan.c ID.launch.o -lcudart_static
-//   -lstdc++ -ldl
+//   cc -O2 -I../../include -DSSM_LAUNCHER=ssm_launch_ID -o launched scan.c ID.launch.o -lcudart_static -lstdc++ -ldl
 //   ...
 
 #include <math.h>
